@@ -3,9 +3,9 @@
 Each model is trained on Census-Income and MovieLens-100K (by time) with the same rows, batches, widths, initial
 weights, optimizer (Adam on all parameters) and epoch as the peer that is put together of FuxiCTR's layers (see
 `peers.py`). Both score all rows equally before the first step, and the epoch is the best of their mean on validation.
-The peers of DeepFM, xDeepFM and Wide & Deep have FuxiCTR's weight for each id and number; rayrec's xDeepFM projects
-the vectors of ids and numbers, its DeepFM those of numbers, and its Wide & Deep has no linear part of the numbers and
-scales the weights of each feature.
+The peers of DeepFM, xDeepFM and Wide & Deep have FuxiCTR's weight for each id and number; rayrec's DeepFM and xDeepFM
+project the vectors of numbers, and its Wide & Deep has no linear part of the numbers and scales the weights of each
+feature.
 
 FuxiCTR's package holds its layers, not its models, and no self-attention between fields, mask blocks, gates or Wukong:
 these parts of the peers are plain torch here, by the papers' formulas.
@@ -138,7 +138,7 @@ def ours(data: Data, name: str, seed: int) -> tuple[nn.Module, Callable[[Rows], 
         for table, rows in data.rows.items()
     ]
     args = {"numbers": "linear", **ARGS[name]}
-    if name in ("deepfm", "wide_deep"):  # a weight for each id, as the paper and FuxiCTR have it
+    if name in ("deepfm", "xdeepfm", "wide_deep"):  # a weight for each id, as the paper and FuxiCTR have it
         wide = [replace(table, name=f"{table.name}_wide", embedding_dim=1) for table in tables]
         args["wide"] = [f"{table}@{table}_wide" for table in names]
         tables += wide
@@ -228,7 +228,7 @@ def start_alike(mine: Any, theirs: Any, data: Data) -> None:
         theirs.deep.mlp[0].weight.copy_(theirs.deep.mlp[0].weight.roll(DIM * len(data.numbers), 1))
     if theirs.name == "xdeepfm":
         theirs.cin.fc.weight.copy_(mine.linear.weight[:, -theirs.cin.fc.in_features :])
-        fields = mine.input.num_fields
+        fields = len(data.numbers) + len(data.rows)
         for layer in theirs.cin.cin_layer.values():  # FuxiCTR's products have the fields first
             layer.weight.copy_(layer.weight.unflatten(1, (-1, fields)).transpose(1, 2).flatten(1, 2))
 
@@ -246,7 +246,8 @@ def _first_order(
         case "deepfm":
             first_FD = torch.cat([mine.projection_FD, torch.zeros(len(data.rows), DIM)])
         case "xdeepfm":
-            first_FD = mine.linear.weight[0, : -theirs.cin.fc.in_features].view(-1, DIM)
+            projection_FD = mine.linear.weight[0, : -theirs.cin.fc.in_features].view(-1, DIM)
+            first_FD = torch.cat([projection_FD, torch.zeros(len(data.rows), DIM)])
         case "wide_deep":
             first_FD = torch.cat([torch.zeros(numbers, 1), mine.wide.weight.T])
         case _:
@@ -256,10 +257,8 @@ def _first_order(
     for place, (name, layer) in enumerate(ones.embedding_layer.embedding_layer.embedding_layers.items()):
         if theirs.name == "wide_deep" and name in data.rows:
             layer.weight[1:] = tables[f"{name}_wide"] @ first_FD[place, :, None]
-        elif theirs.name == "deepfm" and name in data.rows:
-            layer.weight[1:] = tables[f"{name}_wide"]
         elif name in data.rows:
-            layer.weight[1:] = tables[name] @ first_FD[place, :, None]
+            layer.weight[1:] = tables[f"{name}_wide"]
         elif theirs.name == "wide_deep":
             nn.init.zeros_(layer.weight)
         else:

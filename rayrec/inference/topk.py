@@ -197,9 +197,9 @@ class Approximate:
 
     def effort(self, count: int) -> int:
         """The effort to find `count` items: a power of it between two tuned k, in proportion beyond the largest."""
+        if count <= self.efforts[0][0]:
+            return self.efforts[0][1]
         points = [*self.efforts, (2 * self.efforts[-1][0], 2 * self.efforts[-1][1])]
-        if count <= points[0][0]:
-            return points[0][1]
         (k, effort), (next_k, next_effort) = next(
             (pair for pair in pairwise(points) if count <= pair[1][0]), (points[-2], points[-1])
         )
@@ -248,24 +248,45 @@ class Approximate:
         queries, first = queries_QD.detach().float().contiguous().numpy(), effort(k)
         if excluded is None:
             return self._search_alike(queries, k, first)
-        # A selector of faiss holds for a whole call, so all queries search together first, and what they exclude is
-        # removed. Queries that exclude many of their best items search again, each with a selector, and more lists.
         ids, offsets = excluded.ids.numpy(), excluded.offsets.numpy()
         counts = np.diff(offsets)
+        if self.kind == "hnsw":
+            # A graph search with a selector goes on until it has enough allowed items, with the same effort.
+            found = [
+                self._search_alike(queries[query : query + 1], k, first, ids[offsets[query] : offsets[query + 1]])
+                for query in range(len(queries))
+            ]
+            best_scores, best_rows = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+            return best_scores, best_rows
+        # A selector holds for a whole call, and the best allowed items may be in further lists. So all queries search
+        # together for more items than k, of which the excluded ones are removed; then those that have lost many of
+        # their best items go on with the next lists.
         spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
-        # HNSW keeps as many candidates as its effort; IVF sorts as many as are asked for.
-        wanted = min(max(k, first), k + spare) if self.kind == "hnsw" else k + spare
-        all_scores, all_rows = (x.numpy() for x in self._search_alike(queries, wanted, first))
+        probes = _Probes(self.index, queries, effort(k + spare))
+        all_scores, all_rows = probes.search(slice(None), k + spare, 0, first)
         scores, rows = all_scores[:, :k].copy(), all_rows[:, :k].copy()
         is_banned = _pairs_in(all_rows, np.repeat(np.arange(len(counts)), counts), ids, self.index.ntotal)
         for query in np.flatnonzero(is_banned[:, :k].any(1)):
+            banned, one = ids[offsets[query] : offsets[query + 1]], slice(query, query + 1)
             free = np.flatnonzero(~is_banned[query] & (all_rows[query] >= 0))[:k]
             more = effort(int(free[-1]) + 1 if len(free) == k else k + int(counts[query]))
-            if len(free) == k and more <= ENOUGH * first:
-                scores[query], rows[query] = all_scores[query, free], all_rows[query, free]
-                continue
-            banned, one = ids[offsets[query] : offsets[query + 1]], slice(query, query + 1)
-            scores[one], rows[one] = self._search_alike(queries[one], k, more, banned)
+            is_complete = len(free) == k or counts[query] <= spare
+            if is_complete and min(more, self.index.nlist) <= ENOUGH * first:
+                scores[query], rows[query] = NO_SCORE, -1
+                scores[query, : len(free)], rows[query, : len(free)] = all_scores[query, free], all_rows[query, free]
+            elif counts[query] > spare:
+                scores[one], rows[one] = self._search_alike(queries[one], k, more, banned)
+            else:
+                next_scores, next_rows = probes.search(one, k + spare, first, more)
+                next_scores[np.isin(next_rows, banned)] = NO_SCORE
+                best = np.where(is_banned[query], NO_SCORE, all_scores[query])
+                best, best_rows = (
+                    np.concatenate([best, next_scores[0]]),
+                    np.concatenate([all_rows[query], next_rows[0]]),
+                )
+                order = np.argsort(-best, kind="stable")[:k]
+                scores[query] = best[order]
+                rows[query] = np.where(best[order] == NO_SCORE, -1, best_rows[order])
         return torch.from_numpy(scores), torch.from_numpy(rows)
 
     def _search_alike(
@@ -273,7 +294,7 @@ class Approximate:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A search that excludes the same rows for all queries."""
         faiss, selector = _faiss(), None
-        if banned is not None:
+        if banned is not None and len(banned):
             # A bitmap of all items would take longer to write than most searches.
             batch = faiss.IDSelectorBatch(np.ascontiguousarray(banned))  # kept until the search has ended
             selector = faiss.IDSelectorNot(batch)
@@ -302,13 +323,43 @@ class Approximate:
             ) from None
 
 
+class _Probes:
+    """A search of an IVF index that can go on with further lists.
+
+    Args:
+        index: The faiss index.
+        queries: float32 `[Q, D]`.
+        most: Largest number of lists per query.
+    """
+
+    def __init__(self, index: Any, queries: Any, most: int) -> None:
+        self._index, self._queries = index, queries
+        # One search of the centroids, so that equally near ones keep their order.
+        self._near_QL, self._lists_QL = index.quantizer.search(queries, min(most, index.nlist))
+
+    def search(self, which: slice, k: int, start: int, stop: int) -> tuple[Any, Any]:
+        """(scores `[q, k]`, rows `[q, k]`) of the queries `which` among their lists `[start, stop)`, nearest first.
+
+        Padded with score -inf and row -1.
+        """
+        faiss = _faiss()
+        queries = self._queries[which]
+        lists, near = (np.ascontiguousarray(x[which, start:stop]) for x in (self._lists_QL, self._near_QL))
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        arrays = (faiss.swig_ptr(array) for array in (lists, near, scores, rows))
+        params = faiss.SearchParametersIVF(nprobe=lists.shape[1])
+        self._index.search_preassigned_c(len(queries), faiss.swig_ptr(queries), k, *arrays, False, params)
+        scores[rows < 0] = NO_SCORE
+        return scores, rows
+
+
 def _pairs_in(rows_QK: Any, query_N: Any, ids_N: Any, items: int) -> Any:
     """bool `[Q, K]`: whether a row is among the ids of its query."""
-    if len(rows_QK) == 1:  # the usual request, where each operation takes a percent of the search
-        banned, found = np.sort(ids_N), rows_QK
-    else:
-        banned = np.sort(ids_N + items * query_N)
-        found = np.where(rows_QK < 0, -1, rows_QK + items * np.arange(len(rows_QK))[:, None])
+    if len(rows_QK) == 1:  # the usual request, where each call of NumPy takes a percent of the search
+        banned_rows = set(ids_N.tolist())
+        return np.array([[row in banned_rows for row in rows_QK[0].tolist()]], bool)
+    banned = np.sort(ids_N + items * query_N)
+    found = np.where(rows_QK < 0, -1, rows_QK + items * np.arange(len(rows_QK))[:, None])
     return banned[np.minimum(np.searchsorted(banned, found), len(banned) - 1)] == found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.loss import common_dim
-from rayrec.models.ranker import ModelInputs, Ranker
+from rayrec.models.ranker import IdWeights, ModelInputs, Ranker
 from rayrec.modules import EmbeddingBagConfig
 
 
@@ -37,9 +37,6 @@ class DeepFM(Ranker):
         ValueError: the widths do not match; names the setting to change.
     """
 
-    _in_wide: torch.Tensor
-    _in_fields: torch.Tensor
-
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
@@ -55,15 +52,10 @@ class DeepFM(Ranker):
         # Numbers that are plain have vectors of this class, as in checkpoints from before other forms existed.
         is_plain = settings.numbers == "plain"
         super().__init__(tables, num_dense, settings, fields=None if is_plain or wide else "deepfm")
-        first = self.input.numbers_width
-        in_wide = [column - first for column in self.input.columns(wide, "deepfm: wide")]
-        in_fields = [column for column in range(self.input.width - first) if column not in set(in_wide)]
-        if len(in_fields) % dim or len(in_wide) != len(wide):
-            raise ValueError(f"deepfm: wide={list(wide)} must be all features of the tables of dim 1, and no others")
-        num_fields = len(in_fields) // dim + num_dense
-        self.dim, self.wide = dim, len(in_wide)
-        self.register_buffer("_in_wide", torch.tensor(in_wide, device=device).long(), persistent=False)
-        self.register_buffer("_in_fields", torch.tensor(in_fields, device=device).long(), persistent=False)
+        self.dim = dim
+        self.id_weights = IdWeights("deepfm", wide, self.input, dim, device) if wide else None
+        pooled = self.input.width - self.input.numbers_width
+        num_fields = num_dense + (pooled // dim if self.id_weights is None else self.id_weights.num_fields)
         self.embedding_bags = self.input.lookup.release_bags()
         self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, dim, device=device)) if is_plain else None
         labels = () if settings.task_weights is None else (settings.num_labels,)
@@ -87,12 +79,11 @@ class DeepFM(Ranker):
             numbers_BV = (batch.dense[:, :, None] * self.dense_vectors_ND).flatten(1)
         vectors_BV = self.input.vectors(batch, self.embedding_bags)
         linear_BT: torch.Tensor | float = 0.0
-        if self.wide:
-            linear_BT = vectors_BV.index_select(1, self._in_wide).sum(1, keepdim=True)
-            vectors_BV = vectors_BV.index_select(1, self._in_fields)
+        if self.id_weights is not None:
+            vectors_BV, linear_BT = self.id_weights(vectors_BV)
         flat_BV = torch.cat([vectors_BV, numbers_BV], dim=1)
         projection = self.projection_FD.flatten(0, 1)
-        projected_BV = numbers_BV if self.wide else flat_BV
+        projected_BV = flat_BV if self.id_weights is None else numbers_BV
         linear_BT = linear_BT + self.bias + projected_BV @ projection.view(len(projection), -1)
         fields_BFD = flat_BV.unflatten(1, (-1, self.dim))
         outputs_BT: torch.Tensor = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)

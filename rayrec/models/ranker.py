@@ -279,6 +279,53 @@ class RankerInput(nn.Module):
         return torch.cat(columns, dim=1)
 
 
+class IdWeights(nn.Module):
+    """Splits the vectors of an input into fields and the weights that ids have of their own, in tables of dim 1.
+
+    Args:
+        model: name of the model, for errors.
+        features: features of the tables of dim 1; of a feature that several tables read, `feature@table`.
+        source: the input.
+        dim: width of all other vectors.
+
+    Attributes:
+        num_fields: number of the other vectors, without those of numbers.
+
+    Raises:
+        ValueError: `features` are not those of all tables of dim 1, or vectors of numbers have another width.
+    """
+
+    _in_weights: torch.Tensor
+    _in_fields: torch.Tensor
+
+    def __init__(
+        self,
+        model: str,
+        features: Sequence[str],
+        source: RankerInput,
+        dim: int,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        first = source.numbers_width
+        in_weights = [column - first for column in source.columns(features, f"{model}: wide")]
+        in_fields = [column for column in range(source.width - first) if column not in set(in_weights)]
+        if len(in_fields) % dim or len(in_weights) != len(features):
+            raise ValueError(
+                f"{model}: wide={list(features)} must be all features of the tables of dim 1, and no others"
+            )
+        if source.number_vectors is not None and source.dim != dim:
+            raise ValueError(f"{model}: number_dim={source.dim} must be the embedding_dim {dim}, or null")
+        self.num_fields = len(in_fields) // dim
+        self.register_buffer("_in_weights", torch.tensor(in_weights, device=device).long(), persistent=False)
+        self.register_buffer("_in_fields", torch.tensor(in_fields, device=device).long(), persistent=False)
+
+    def forward(self, vectors_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the fields' vectors `[B, F * D]`, and the sum of the weights `[B, 1]`."""
+        weights_BI = vectors_BV.index_select(1, self._in_weights)
+        return vectors_BV.index_select(1, self._in_fields), weights_BI.sum(1, keepdim=True)
+
+
 def _check(histories: list[str], targets: list[str | None], lookup: Lookup) -> None:
     if len(histories) != len(targets) or not any(targets):
         raise ValueError(

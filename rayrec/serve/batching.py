@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from rayrec.serve.requests import Query
 from rayrec.serve.service import Answer, ScoreRequest, Service, Target
 from rayrec.serve.versions import MAX_INLINE_S, Loaded
 
+T = TypeVar("T")
 # Passes of the event loop without a new request after which none is expected: on Ray Serve, a request takes as many
 # passes from its socket to the queue.
 _QUIET_PASSES = 8
@@ -44,7 +46,9 @@ class Batcher:
         self._waiting: deque[tuple[ScoreRequest, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
         cores = torch.get_num_threads()  # torch gives a new thread another number
-        self._thread = ThreadPoolExecutor(1, "rayrec-score", initializer=torch.set_num_threads, initargs=(cores,))
+        threads = {"initializer": torch.set_num_threads, "initargs": (cores,)}
+        self._thread = ThreadPoolExecutor(1, "rayrec-score", **threads)  # type: ignore[arg-type]
+        self._threads = ThreadPoolExecutor(thread_name_prefix="rayrec-retrieve", **threads)  # type: ignore[arg-type]
 
     def check_queue(self) -> None:
         """
@@ -67,6 +71,23 @@ class Batcher:
             yield
         finally:
             self.queued -= 1
+
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function in a thread of its own, with a slot of the queue until the thread has ended: a deadline ends
+        the wait for it, and the call only if it has not begun.
+
+        Raises:
+            RequestError: 503, the queue is full.
+        """
+        loop = asyncio.get_running_loop()
+        self.check_queue()
+        self.queued += 1
+        work = self._threads.submit(function, *args)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release))
+        return await asyncio.wrap_future(work)
+
+    def _release(self) -> None:
+        self.queued -= 1
 
     async def score(self, read: Callable[[Loaded], Query], size: int, target: Target) -> Answer:
         """

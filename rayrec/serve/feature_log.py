@@ -7,6 +7,12 @@ Each model has a folder. A row of a file is a row of a request: the columns that
 - `_version`
 - `_score`, or `_score_LABEL` for each of several labels
 
+The folder `_retrieve` has the items that a ranker scored for `/retrieve`, in the order in which they were found, with
+
+- `_query`: the number of the query in its request
+- `_item`: the id of the item; `_request`, `_query` and `_item` are the key
+- `_version`: of the index
+
 A file has rows of one version, whose schema alone decides the types of the columns.
 """
 
@@ -16,7 +22,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +39,7 @@ from rayrec.serve.background import BackgroundWorker
 from rayrec.serve.config import LogConfig
 from rayrec.serve.metrics import ServiceMetrics
 from rayrec.serve.requests import Mapped
+from rayrec.serve.retrieval import Ranked
 from rayrec.serve.routing import Answer, ScoreRequest, unit_hash
 
 _logger = logging.getLogger(__name__)
@@ -46,6 +53,7 @@ class _Item:
         mapped: The batch in which it was scored.
         start: Its first row there.
         place: Of its context there.
+        more: Further columns.
     """
 
     request: ScoreRequest
@@ -54,6 +62,7 @@ class _Item:
     mapped: Mapped
     start: int
     place: int
+    more: Mapping[str, pa.Array]
 
 
 class FeatureLog:
@@ -69,17 +78,42 @@ class FeatureLog:
         self._last_write, self._num_files = time.monotonic(), 0
         self._worker = BackgroundWorker[_Item]("log", self._work)
 
-    def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer | Exception], mapped: Mapped) -> None:
+    def offer_ranked(self, name: str, id: str, ranked: Ranked) -> None:
+        """As `offer`, for a request whose queries a ranker has scored.
+
+        Args:
+            name: Of the index, in metrics.
+            id: Of the request.
+        """
+        requests, answers, more, stop = list[ScoreRequest](), list[Answer](), list[dict[str, pa.Array]](), 0
+        for place, query in zip(ranked.places, ranked.queries, strict=True):
+            start, stop = stop, stop + query.size
+            requests.append(ScoreRequest(name, ranked.loaded, query, 0.0, id))
+            scores = {label: values[start:stop] for label, values in ranked.scores.items()}
+            answers.append(Answer(name, ranked.version, scores))
+            places = pa.array(np.full(query.size, place))
+            more.append({"_query": places, "_item": one_array(ranked.ids.slice(start, query.size))})
+        self.offer(requests, answers, ranked.mapped, more)
+
+    def offer(
+        self,
+        requests: Sequence[ScoreRequest],
+        answers: Sequence[Answer | Exception],
+        mapped: Mapped,
+        more: Sequence[Mapping[str, pa.Array]] = (),
+    ) -> None:
         """Queues the requests that the sampling by request id selects.
 
         Args:
             answers: Requests with an error are not logged.
             mapped: The batch of the requests.
+            more: Further columns of each request; default: none.
         """
         start = 0
         for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
             if isinstance(answer, Answer) and unit_hash(f"log {request.id}") < self._config.share:
-                item = _Item(request, answer, time.time(), mapped, start, place)
+                further = more[place] if more else {}
+                item = _Item(request, answer, time.time(), mapped, start, place, further)
                 if not self._worker.offer(item):
                     self._metrics.logged(request.name, "dropped")
             start += request.query.size
@@ -108,7 +142,7 @@ class FeatureLog:
         """Writes one file per version that has rows, and removes the oldest files."""
         tables_by_version, self._tables, self._last_write = self._tables, {}, time.monotonic()
         for (model, _), tables in tables_by_version.items():
-            folder, self._num_files = self._config.folder / model, self._num_files + 1
+            folder, self._num_files = self._config.folder / model.replace("/", "_"), self._num_files + 1
             replica = f"{socket.gethostname()}-{os.getpid()}"
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{replica}-{self._num_files:06d}.parquet"
             try:
@@ -139,6 +173,7 @@ def _table_of(item: _Item) -> pa.Table:
     answer, keys = item.answer, {"_request": item.request.id, "_version": item.answer.version}
     columns |= {name: pa.array([value] * size, pa.string()) for name, value in keys.items()}
     columns |= {"_row": pa.array(np.arange(size)), "_time": pa.array(np.full(size, item.answered_at))}
+    columns |= item.more
     for label, values in answer.scores.items():
         columns[_score_column(label, answer)] = pa.array(values.astype(np.float64))
     return pa.table(columns)

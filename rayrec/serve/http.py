@@ -18,7 +18,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
@@ -113,7 +113,9 @@ class App:
             return _json({"name": name, "ready": True} if model_path.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
             check_index_access(client)
-            return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
+            if method != "POST":
+                raise RequestError(405, f"{method} /retrieve: send the queries with POST")
+            return await _in_time(self._retrieve(self._retrieval, headers, receive, id), headers)
         if scored is None:
             raise RequestError(404, "unknown path; use POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
@@ -122,14 +124,7 @@ class App:
         if (coding := headers.get("content-encoding", "identity")) != "identity":
             raise RequestError(415, f"content encoding {coding!r} is not supported: send the body uncompressed")
         answer = self._infer if path.startswith("/v2/") else self._score
-        try:
-            async with asyncio.timeout(_deadline_s(headers)) as limit:
-                reply = await answer(headers, receive, path, id)
-                if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
-                    raise TimeoutError  # the event loop was too busy to notice
-        except TimeoutError:
-            raise RequestError(504, f"deadline exceeded ({DEADLINE})") from None
-        return reply
+        return await _in_time(answer(headers, receive, path, id), headers)
 
     def _is_client(self, authorization: bytes) -> bool:
         """Whether anyone is a client, or the token is one of a client."""
@@ -182,15 +177,12 @@ class App:
         except TimeoutError:
             raise RequestError(408, f"the body did not arrive within {limits.body_s:g} s") from None
 
-    async def _retrieve(self, retrieval: Retrieval, method: str, headers: Headers, receive: Receive) -> bytes:
-        if method != "POST":
-            raise RequestError(405, f"{method} /retrieve: send the queries with POST")
+    async def _retrieve(self, retrieval: Retrieval, headers: Headers, receive: Receive, id: str) -> Response:
         begin = time.perf_counter()
         body = await self._read_body(headers, receive)
-        with self.batcher.slot():
-            answer = await asyncio.to_thread(retrieval.answer, body)
+        answer = await self.batcher.in_thread(self._service.retrieve, retrieval, body, id)
         self._service.stats.retrieved(INDEX_NAME, retrieval.index.version, time.perf_counter() - begin)
-        return answer
+        return Response(answer, media_type=JSON)
 
     async def _receive_body(self, headers: Headers, receive: Receive) -> bytes:
         """Refuses a body that is too long as early as possible, to bound the memory."""
@@ -252,6 +244,27 @@ def _deadline_s(headers: Headers) -> float | None:
     if not 0 < ms < float("inf"):
         raise RequestError(400, f"{DEADLINE} must be milliseconds above 0, not {text[:40]!r}")
     return ms / 1e3
+
+
+async def _in_time(reply: Coroutine[Any, Any, Response], headers: Headers) -> Response:
+    """The reply, if it comes before the deadline of the request.
+
+    Raises:
+        RequestError: 504, it does not; 400, the deadline is not a number.
+    """
+    try:
+        seconds = _deadline_s(headers)
+    except RequestError:
+        reply.close()
+        raise
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            response = await reply
+            if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
+                raise TimeoutError  # the event loop was too busy to notice
+    except TimeoutError:
+        raise RequestError(504, f"deadline exceeded ({DEADLINE})") from None
+    return response
 
 
 def _model_in(path: str, root: str) -> str | None:

@@ -22,6 +22,7 @@ from rayrec.inference.artifact import RANKER, ExportError, read_index
 from rayrec.inference.index import ItemIndex
 from rayrec.serve.errors import RequestError, not_finite
 from rayrec.serve.limits import Limits
+from rayrec.serve.requests import Mapped
 from rayrec.serve.requests import Query as ScoredQuery
 from rayrec.serve.versions import Loaded, Versions, check_parity, check_scores, load
 from rayrec.storage.cache import CACHE_BYTES, Held
@@ -33,6 +34,27 @@ _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError
 Ids = list[int | str]
 Ranking = dict[str, npt.NDArray[np.float32]]  # the scores of one query's items, by label
 Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Queries whose items a ranker has scored, mapped as one batch.
+
+    Args:
+        version: Of the index.
+        places: Places of the queries in the request.
+        queries: With the items found as candidates.
+        ids: Their ids, of all queries one after the other.
+        scores: Of all rows.
+    """
+
+    loaded: Loaded
+    version: str
+    places: Sequence[int]
+    queries: Sequence[ScoredQuery]
+    ids: pa.ChunkedArray
+    mapped: Mapped
+    scores: Ranking
 
 
 class Query(Strict):
@@ -185,8 +207,11 @@ class Retrieval:
             entry["ranker"] = index.export.ranker
         return entry
 
-    def answer(self, body: bytes) -> bytes:
+    def answer(self, body: bytes, log: Callable[[Ranked], object] = lambda _: None) -> bytes:
         """
+        Args:
+            log: Is called with the queries that were ranked.
+
         Raises:
             RequestError: The request is wrong.
         """
@@ -211,7 +236,7 @@ class Retrieval:
         ranking: list[Ranking] = []
         if ranker is not None and request.rank is not None:
             contexts = [_context(query, index, ranker) for query in request.queries]
-            ranking = _ranked(_candidates(index, ranker), ranker, contexts, rows)
+            ranking = _ranked(index, ranker, contexts, rows, log)
             scores, rows = _in_order(ranking, scores, rows, request.rank)
         results: list[dict[str, Any]] = [
             {"ids": ids, "scores": _rounded(query_scores[: len(ids)])}
@@ -261,7 +286,13 @@ def _context(query: Query, index: ItemIndex, ranker: Loaded) -> dict[str, Any]:
     return context
 
 
-def _ranked(items: pa.Table, ranker: Loaded, contexts: Sequence[dict[str, Any]], rows: torch.Tensor) -> list[Ranking]:
+def _ranked(
+    index: ItemIndex,
+    ranker: Loaded,
+    contexts: Sequence[dict[str, Any]],
+    rows: torch.Tensor,
+    log: Callable[[Ranked], object],
+) -> list[Ranking]:
     """The scores of the items found for each query.
 
     Args:
@@ -270,28 +301,31 @@ def _ranked(items: pa.Table, ranker: Loaded, contexts: Sequence[dict[str, Any]],
     Raises:
         RequestError: A context cannot be mapped, or a score is not finite.
     """
-    counts = (rows >= 0).sum(1).tolist()
+    items, counts = _candidates(index, ranker), (rows >= 0).sum(1).tolist()
     ranking: list[Ranking] = [{label: np.empty(0, np.float32) for label in ranker.model.labels} for _ in counts]
     by_form: dict[frozenset[str], list[int]] = {}  # contexts with other columns are mapped apart
     for number, count in enumerate(counts):
         if count:
             by_form.setdefault(frozenset(contexts[number]), []).append(number)
     for form, numbers in by_form.items():
-        candidates = items.take(pa.array(rows[numbers][rows[numbers] >= 0].numpy()))
+        found = pa.array(rows[numbers][rows[numbers] >= 0].numpy())
+        candidates = items.take(found)
         starts = np.cumsum([0, *(counts[number] for number in numbers)])
         queries = [
             ScoredQuery(contexts[number], candidates.slice(start, counts[number]), counts[number], form)
             for number, start in zip(numbers, starts.tolist(), strict=False)
         ]
-        outputs = _outputs(ranker, queries, numbers)
+        mapped, outputs = _outputs(ranker, queries, numbers)
+        log(Ranked(ranker, index.version, numbers, queries, index.items.column(0).take(found), mapped, outputs))
         for number, start in zip(numbers, starts.tolist(), strict=False):
             own = slice(start, start + counts[number])
             ranking[number] = {label: values[own] for label, values in outputs.items()}
     return ranking
 
 
-def _outputs(ranker: Loaded, queries: Sequence[ScoredQuery], numbers: Sequence[int]) -> Ranking:
-    """
+def _outputs(ranker: Loaded, queries: Sequence[ScoredQuery], numbers: Sequence[int]) -> tuple[Mapped, Ranking]:
+    """The mapped queries, and the scores of their rows.
+
     Args:
         numbers: Of the queries in the request, for messages.
 
@@ -310,7 +344,7 @@ def _outputs(ranker: Loaded, queries: Sequence[ScoredQuery], numbers: Sequence[i
     finite = np.logical_and.reduce([np.isfinite(values) for values in outputs.values()])
     if not finite.all():
         raise not_finite(finite)
-    return outputs
+    return mapped, outputs
 
 
 def _in_order(

@@ -163,6 +163,19 @@ class Service:
             self._feature_log.offer(requests, answers, mapped)
         return answers
 
+    def retrieve(self, retrieval: Retrieval, body: bytes, id: str) -> bytes:
+        """Answers a request for items, and logs those that were ranked.
+
+        Args:
+            id: Of the request.
+
+        Raises:
+            RequestError: The request is wrong.
+        """
+        if self._feature_log is None:
+            return retrieval.answer(body)
+        return retrieval.answer(body, partial(self._feature_log.offer_ranked, INDEX_NAME, id))
+
     @property
     def names(self) -> frozenset[str]:
         """Names of all models."""

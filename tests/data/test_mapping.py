@@ -207,6 +207,47 @@ def test_a_table_longer_than_a_block_keeps_its_rows() -> None:
     assert np.array_equal(batch.dense.numpy(), np.stack([numbers, -numbers], axis=1))
 
 
+def test_few_rows_are_mapped_as_many_are() -> None:
+    """Features of a request with few rows are mapped together, where the values allow it."""
+    seeds = {"a": 0, "b": 7, "c": -3, "d": 2**63 + 5}
+    hashed = [{"name": name, "mapping": {"kind": "hash", "seed": seed}} for name, seed in seeds.items()]
+    rules = {"e": "error", "f": "clip", "g": "drop", "h": "error"}
+    rows = [{"name": name, "mapping": {"kind": "identity", "bounds": bounds}} for name, bounds in rules.items()]
+    dense = [{"name": "x", "transforms": [{"kind": "log1p"}]}, {"name": "y"}, {"name": "z", "default": 1.0}]
+    schema = Schema.model_validate({"dense": dense, "sparse": [*hashed, *rows]})
+    rows_of = {"a": 10, "b": 2**31, "c": 2**32, "d": 2**40, "e": 50, "f": 20, "g": 30, "h": 50}
+    mapping = Mapping(schema, rows_of, labels=False)
+    random = np.random.default_rng(0)
+    lowest = {"a": 0, "b": 0, "c": -(2**63), "d": -(2**63)}
+    columns: dict[str, list[Any]] = {
+        name: random.integers(low, 2**63 - 1, 600).tolist() for name, low in lowest.items()
+    }
+    columns |= {name: random.integers(0, 50, 600).tolist() for name in rules}
+    columns |= {"x": random.integers(0, 9, 600).tolist(), "y": random.random(600).tolist()}
+    columns["z"] = [None if row % 5 == 0 else row / 7 for row in range(600)]
+    for size in (1, 7):
+        for start in range(0, 70, size):
+            stop = start + size
+            few = {name: values[start:stop] for name, values in columns.items()}
+            as_table = pa.table({name: pa.array(values) for name, values in few.items()})
+            filled = {name: np.resize(values, 600).tolist() for name, values in few.items() if name != "z"}
+            filled["z"] = (few["z"] * 600)[:600]
+            many, errors = mapping.to_batch_and_errors(filled)
+            assert not errors
+            for given in (few, as_table, [dict(zip(few, row, strict=True)) for row in zip(*few.values(), strict=True)]):
+                one = mapping.to_batch(given)
+                torch.testing.assert_close(one.dense, many.dense[:size], rtol=0, atol=0)
+                for name in schema.sparse_names:
+                    ids = many.sparse[name]
+                    assert one.sparse[name].lengths().tolist() == ids.lengths()[:size].tolist()
+                    assert one.sparse[name].values().tolist() == ids.values()[: ids.offsets()[size]].tolist(), name
+    few["e"][0] = 50
+    _, errors = mapping.to_batch_and_errors(few)
+    assert [*errors] == [0] and "outside its table's rows [0, 50)" in str(errors[0])
+    with pytest.raises(DataError, match="the columns have unequal lengths"):
+        mapping.to_batch({**few, "b": [1]})
+
+
 def test_the_default_of_a_null_list_weighs_one() -> None:
     sparse = [{"name": "x", "kind": "weighted_id_list", "on_null": "default", "default": 7}]
     mapping = Mapping(Schema.model_validate({"sparse": sparse}), {"x": 9}, labels=False)

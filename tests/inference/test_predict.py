@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,9 @@ import torch
 
 from rayrec.cli import run as cli
 from rayrec.data import DataError
-from rayrec.inference import Model
+from rayrec.inference import Model, RetrieveOptions, write_index
 from rayrec.inference.predict import predict
+from rayrec.inference.retrieve import retrieve
 from rayrec.train import export_run
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.s3 import s3_bucket
@@ -150,12 +152,23 @@ def test_a_folder_that_cannot_be_written_is_named_and_keeps_what_it_has(model: P
 
 @pytest.mark.long
 def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path) -> None:
+    """Predictions, and then on the same workers retrieval, which resumes what one process began."""
     small.write(tmp_path / "data", 40_000, files=4, row_group=500)
     out = tmp_path / "out"
     code = (
         "import sys; from rayrec.inference.predict import predict; "
         "predict(sys.argv[1], sys.argv[2], sys.argv[3], rows_per_file=500, columns=['row'], workers=int(sys.argv[4]))"
     )
+    index, asked = write_index_and_queries(tmp_path)
+    code_of_index = (
+        "; from rayrec.inference import RetrieveOptions; from rayrec.inference.retrieve import retrieve; "
+        "retrieve(*sys.argv[5:], RetrieveOptions(k=4, vector='vector'), workers=2, rows_per_file=10)"
+    )
+    options = RetrieveOptions(k=4, vector="vector")
+    retrieve(index, str(asked), tmp_path / "here", options, rows_per_file=10)
+    shutil.copytree(tmp_path / "here", tmp_path / "items")
+    for part in (1, 3):
+        (tmp_path / "items" / f"part-00000{part}.parquet").unlink()
     started = subprocess.Popen([sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "0"])
     deadline = time.monotonic() + 60
     while len(list(out.glob("part-*.parquet"))) < 5 and time.monotonic() < deadline:
@@ -168,9 +181,21 @@ def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path
         dead = Path(folder) / "ray" / "ray_current_cluster"
         dead.parent.mkdir()
         dead.write_text("127.0.0.1:1")
-        words = [sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "2"]
+        words = [sys.executable, "-c", code + code_of_index, str(model), str(tmp_path / "data"), str(out), "2"]
+        words += [str(index), str(asked), str(tmp_path / "items")]
         subprocess.run(words, check=True, timeout=120, env={**os.environ, "RAY_TMPDIR": folder})
     assert len(list(out.glob("part-*.parquet"))) == 80
     rows = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "data").iterdir())])["row"]
     assert read(out)["row"].equals(rows)
     assert Model(model).labels == ("click", "like")
+    found = read(tmp_path / "items")
+    assert len(found) == 50 and found.equals(read(tmp_path / "here"))
+
+
+def write_index_and_queries(folder: Path) -> tuple[Path, Path]:
+    """An index of 60 items, and a file of 50 query vectors."""
+    vectors = torch.randn(110, 8, generator=torch.Generator().manual_seed(0))
+    write_index(folder / "index", vectors[:60], pa.table({"item": range(60)}))
+    queries = pa.table({"user": range(50), "vector": vectors[60:].tolist()})
+    pq.write_table(queries, folder / "asked.parquet", row_group_size=10)
+    return folder / "index", folder / "asked.parquet"

@@ -12,8 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayrec.inference import ExportError, ItemIndex, Model, Scorer, Search, TuningQueries, write_index
-from rayrec.inference.retrieve import RetrieveOptions, retrieve
+from rayrec.inference import (
+    ExportError,
+    ItemIndex,
+    Model,
+    RetrieveOptions,
+    Scorer,
+    Search,
+    TuningQueries,
+    write_index,
+)
+from rayrec.inference.retrieve import retrieve
 from rayrec.inference.topk import BLOCK_ITEMS, BLOCK_QUERIES, top_k
 from rayrec.metrics.ranking import Jagged
 from tests.inference.runs import command, refused
@@ -270,34 +279,31 @@ def test_results_of_something_else_are_not_kept(tmp_path: Path) -> None:
     assert "already has a column 'items'" in refused("retrieve", tmp_path / "a", result, *again, 3)
 
 
-def test_retrieval_resumes_on_workers(tmp_path: Path) -> None:
-    """What workers write is what one process writes; only parts that do not exist are made."""
+def test_retrieval_resumes(tmp_path: Path) -> None:
+    """Only parts that do not exist are made; `test_predict.py` has workers."""
     vectors, queries = drawn(60, 50)
     write_index(tmp_path / "indexes" / "1", vectors, corpus(60))
-    asked = pa.table({"user": range(50), "vector": queries.tolist()})
-    pq.write_table(asked, tmp_path / "asked.parquet", row_group_size=10)
-    options = RetrieveOptions(k=4, vector="vector")
-    outputs = {}
-    for workers in (0, 2):
-        folder, said = tmp_path / str(workers), list[str]()
-        for rows in (50, 20):
-            done = retrieve(
-                tmp_path / "indexes",
-                str(tmp_path / "asked.parquet"),
-                folder,
-                options,
-                workers=workers,
-                rows_per_file=10,
-                say=said.append,
-            )
-            assert done.rows == rows
-            for part in (1, 3):
-                if rows == 50:
-                    (folder / f"part-00000{part}.parquet").unlink()  # as if interrupted
-        assert said == ["3 of 5 parts exist already"]
-        outputs[workers] = pq.read_table(folder)
-    assert outputs[0].equals(outputs[2]) and outputs[0]["user"].to_pylist() == list(range(50))
-    assert outputs[0]["items"].to_pylist() == [
+    pq.write_table(
+        pa.table({"user": range(50), "vector": queries.tolist()}), tmp_path / "asked.parquet", row_group_size=10
+    )
+    said = list[str]()
+    for rows in (50, 20):
+        done = retrieve(
+            tmp_path / "indexes",
+            str(tmp_path / "asked.parquet"),
+            tmp_path / "out",
+            RetrieveOptions(k=4, vector="vector"),
+            rows_per_file=10,
+            say=said.append,
+        )
+        assert done.rows == rows
+        for part in (1, 3):
+            if rows == 50:
+                (tmp_path / "out" / f"part-00000{part}.parquet").unlink()  # as if interrupted
+    assert said == ["3 of 5 parts exist already"]
+    found = pq.read_table(tmp_path / "out")
+    assert found["user"].to_pylist() == list(range(50))
+    assert found["items"].to_pylist() == [
         [f"i{row}" for row in plain(query, vectors, 4, set(), None)] for query in queries
     ]
 

@@ -359,9 +359,36 @@ def test_deepfm_has_the_papers_weight_of_each_id_from_tables_of_dim_1() -> None:
         logit = logit + sum(every[a] @ every[b] for a in range(6) for b in range(a + 1, 6))
         expected.append(logit + model.deep(torch.cat(every)[None])[0, 0])
     torch.testing.assert_close(model(rows)[1], torch.stack(expected))
-    for names in (["item@w"], ["item@item", *wide]):
-        with pytest.raises(ValueError, match="must be all features of the tables of dim 1, and no others"):
-            DeepFM([*tables(), weights], 3, deep_arch=[1], wide=names)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "xdeepfm"])
+def test_own_weights_of_ids_are_those_of_all_tables_of_dim_1(name: str) -> None:
+    own = EmbeddingBagConfig(name="w", num_embeddings=30, embedding_dim=1, feature_names=["item", "liked"])
+    for names in (["item@w"], ["item@item", "item@w", "liked@w"]):
+        with pytest.raises(ValueError, match=f"{name}: .* must be all features of the tables of dim 1, and no others"):
+            MODELS[name]([*tables(), own], 3, deep_arch=[1], wide=names)
+    with pytest.raises(ValueError, match=f"{name}: number_dim=5 must be the embedding_dim 8, or null"):
+        wide = ["item@w", "liked@w"]
+        MODELS[name]([*tables(), own], 3, deep_arch=[1], wide=wide, numbers="linear", number_dim=5)
+
+
+def test_xdeepfm_has_the_papers_weight_of_each_id_from_tables_of_dim_1() -> None:
+    """The weights are added to a model that projects numbers alone."""
+    own = EmbeddingBagConfig(name="w", num_embeddings=30, embedding_dim=1, feature_names=["item", "liked"])
+    args = {**ARGS["xdeepfm"], "wide": ["item@w", "liked@w"], "tables_device": "cpu"}
+    model, rows = MODELS["xdeepfm"]([tables()[0], own, tables()[1]], 3, **args), batch(7)
+    user, weights, vectors = model.input.lookup.bags(rows.sparse).values().split([DIM, 2, 2 * DIM], dim=1)
+    expected = []
+    for i, numbers in enumerate(model.input.number_vectors(rows.dense)):
+        e = x = torch.cat([numbers, torch.cat([user[i], vectors[i]]).view(-1, DIM)])
+        pooled = [numbers.flatten()]
+        for layer in model.cin:
+            weight = layer.weight.unflatten(1, (len(x), len(e)))
+            x = torch.einsum("oij,id,jd->od", weight, x, e)
+            pooled.append(x.sum(1))
+        linear = model.linear.weight[0] @ torch.cat(pooled) + model.linear.bias[0]
+        expected.append(weights[i].sum() + linear + model.deep(e.flatten()[None])[0, 0])
+    torch.testing.assert_close(model(rows)[1], torch.stack(expected))
 
 
 def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width() -> None:

@@ -25,6 +25,7 @@ from rayrec.serve import (
     ClientConfig,
     Clients,
     Limits,
+    LogConfig,
     ModelSpec,
     RequestError,
     Retrieval,
@@ -261,6 +262,53 @@ def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service
         assert server.ask("POST", "/retrieve", good)[0] == 404
     finally:
         server.close()
+
+
+def test_a_deadline_holds_for_items_too_and_a_thread_that_works_on_keeps_its_place(
+    retrieval: Retrieval, service: Service
+) -> None:
+    begun, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Retrieval):
+        def answer(self, *given: Any) -> bytes:
+            begun.set()
+            may_answer.wait(30)
+            return super().answer(*given)
+
+    app = App(service, retrieval=Slow(retrieval.index.folder))
+    server, body = Server(app), {"queries": [{"history": [101]}]}
+    status, answer = server.ask("POST", "/retrieve", body, x_deadline_ms="500")
+    assert status == 504 and "X-Deadline-Ms" in answer["error"]
+    assert app.batcher.queued == begun.is_set()
+    may_answer.set()
+    assert server.ask("POST", "/retrieve", body, x_deadline_ms="30000")[0] == 200
+    assert server.ask("POST", "/retrieve", body, x_deadline_ms="soon")[0] == 400
+    until = time.monotonic() + 20
+    while app.batcher.queued:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    server.close()
+
+
+def test_items_that_were_ranked_are_logged(ranked: Retrieval, tmp_path: Path) -> None:
+    service = Service([], index=ranked.index.folder, log=LogConfig(folder=tmp_path, share=1.0))
+    server = Server(App(service))
+    queries = [{"history": [3 + place], "context": context} for place, context in enumerate(CONTEXTS)]
+    sent = {"queries": [*queries, {"history": []}], "k": 20, "rank": {"k": 6}}
+    status, answer = server.ask("POST", "/retrieve", sent, x_request_id="r1")
+    assert status == 200 and server.ask("POST", "/retrieve", {"queries": queries[:1], "rank": {"by": "x"}})[0] == 422
+    server.close()
+    service.close()
+    (file,) = (tmp_path / "_retrieve").iterdir()
+    rows = pq.read_table(file).to_pylist()
+    assert len(rows) == 40 and {row["_request"] for row in rows} == {"r1"}
+    assert {row["_version"] for row in rows} == {answer["version"]}
+    for place, (context, result) in enumerate(zip(CONTEXTS, answer["results"], strict=False)):
+        own = {row["_item"]: row for row in rows if row["_query"] == place}
+        assert len(own) == 20 and [row["_row"] for row in own.values()] == list(range(20))
+        assert all(row["city"] == f"city {item % 9}" and row["user"] == context["user"] for item, row in own.items())
+        logged = [own[item]["_score"] for item in result["ids"]]
+        assert logged == pytest.approx(result["ranking"]["label"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

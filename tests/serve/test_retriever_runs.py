@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,18 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
     raw = raw_config(root, request.param)
     raw["trainer"]["epochs"] = 4
+    if "history" in raw["model"]["args"]:
+        raw["model"]["args"]["blocks"] = 1  # a compiler takes as long for each
     return Path(Trainer(parse_config(raw)).fit().folder)
+
+
+@pytest.fixture(scope="module")
+def indexed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the items in a file, for tests that only read it, or take its query tower."""
+    folder = tmp_path_factory.mktemp("indexed") / "index"
+    said = command("index", trained, folder, "--items", trained.parents[1] / "c.parquet", "--id", "sku")
+    assert "100.0% of the 10 best items are the same" in said
+    return folder
 
 
 def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,12 +60,12 @@ def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.cat([model.query(batch) for batch in batches]), model.items(torch.arange(ITEMS))
 
 
-def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: Service, tmp_path: Path) -> None:
+def test_trained_evaluated_indexed_retrieved_and_served(
+    trained: Path, indexed: Path, service: Service, tmp_path: Path
+) -> None:
     assert evaluate_run(trained)["recall@10"] > 0.4  # chance finds a sixth
     queries, vectors = queries_as_trained(trained)
-    root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]
-    assert "100.0% of the 10 best items are the same" in command("index", trained, tmp_path / "index", *words)
-    index = ItemIndex(tmp_path / "index")
+    root, index = trained.parents[1], ItemIndex(indexed)
     torch.testing.assert_close(index.vectors, vectors.flip(0), rtol=0, atol=1e-6)
     command("retrieve", index.folder, root / "eval", tmp_path / "out", "--k", 5, "--keep-seen", "--vectors")
     found = pq.read_table(tmp_path / "out")
@@ -129,6 +141,12 @@ def test_narrow_numbers_ask_nearly_the_same(trained: Path, options: dict[str, An
     assert parity.overlap == pytest.approx(float(shares.mean()), abs=1e-4) and parity.overlap > 0.7
 
 
+@pytest.mark.parametrize(
+    "trained",
+    # To compile an encoder takes a third of this file's time; HSTU has all that SASRec has, and times.
+    [pytest.param(name, marks=pytest.mark.long if name == "sasrec" else ()) for name in RETRIEVERS],
+    indirect=True,
+)
 def test_a_query_tower_runs_compiled_and_for_any_number_of_rows(trained: Path, tmp_path: Path) -> None:
     index_run(trained, tmp_path / "index", options=ExportOptions(target="aoti"))
     compiled = ItemIndex(tmp_path / "index")
@@ -140,8 +158,8 @@ def test_a_query_tower_runs_compiled_and_for_any_number_of_rows(trained: Path, t
         torch.testing.assert_close(found, queries[:count], rtol=0, atol=1e-5)
 
 
-def test_a_tower_of_another_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
-    export_run(trained, tmp_path / "tower")
+def test_a_tower_of_another_checkpoint_is_refused(trained: Path, indexed: Path, tmp_path: Path) -> None:
+    shutil.copytree(indexed, tmp_path / "tower")
     path = tmp_path / "tower" / "export.json"
     path.write_text(path.read_text().replace("step_", "other_"))
     with pytest.raises(TrainError, match=r"is an export of .*other_.*its queries would not fit the items"):
@@ -150,10 +168,9 @@ def test_a_tower_of_another_checkpoint_is_refused(trained: Path, tmp_path: Path)
         export_run(trained, tmp_path / "auto", ExportOptions(tables="AUTO"))
 
 
-def test_a_request_may_say_its_time(trained: Path, tmp_path: Path) -> None:
+def test_a_request_may_say_its_time(trained: Path, indexed: Path) -> None:
     """A model with times asks for the item at that time, as training does for each position."""
-    index_run(trained, tmp_path / "index")
-    retrieval = Retrieval(tmp_path / "index")
+    retrieval = Retrieval(indexed)
     start = 1_700_000_000
     row = {"history": [3, 10], "at": [start, start + 60]}
     asked = [{"row": row, "time": time} for time in (start + 60, start + 86_460, "2023-11-15T22:14:20", None)]
@@ -184,11 +201,13 @@ def test_the_next_command_of_a_retrievers_run_is_index(trained: Path, tmp_path: 
         assert "next: rayrec index " in told and "rayrec export" not in told
 
 
-def test_items_that_the_model_does_not_know_are_left_out_and_counted(trained: Path, tmp_path: Path) -> None:
+def test_items_that_the_model_does_not_know_are_left_out_and_counted(
+    trained: Path, indexed: Path, tmp_path: Path
+) -> None:
     skus = [3, ITEMS + 1, 5, ITEMS, 4]
     pq.write_table(pa.table({"shop": range(5), "sku": skus}), tmp_path / "items.parquet")
-    words = ["index", trained, tmp_path / "index", "--items", tmp_path / "items.parquet", "--id"]
-    assert "left out: 2 items that the model does not know" in command(*words, "sku")
+    words = ["index", trained, tmp_path / "index", "--items", tmp_path / "items.parquet", "--id", "sku"]
+    assert "left out: 2 items that the model does not know" in command(*words, "--tower", indexed)
     index = ItemIndex(tmp_path / "index")
     assert index.items.to_pydict() == {"sku": [3, 5, 4], "shop": [0, 2, 4]} and index.report.left_out == 2
     torch.testing.assert_close(index.vectors, queries_as_trained(trained)[1][[3, 5, 4]], rtol=0, atol=1e-6)
@@ -197,9 +216,10 @@ def test_items_that_the_model_does_not_know_are_left_out_and_counted(trained: Pa
         index_run(trained, tmp_path / "none", str(tmp_path / "none.parquet"), "sku")
 
 
-def test_an_approximate_index_is_tuned_with_what_users_ask(trained: Path, tmp_path: Path) -> None:
+def test_an_approximate_index_is_tuned_with_what_users_ask(trained: Path, indexed: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    report = index_run(trained, tmp_path / "index", search=Search(kind="ivf", recall=0.9, k=5)).index.search
+    search = Search(kind="ivf", recall=0.9, k=5)
+    report = index_run(trained, tmp_path / "index", search=search, tower=indexed).index.search
     assert report is not None
     tuning = TuningQueries.read(tmp_path / "index" / "tuning.pt")
     queries, _ = queries_as_trained(trained)
@@ -213,28 +233,26 @@ def test_an_approximate_index_is_tuned_with_what_users_ask(trained: Path, tmp_pa
     assert report.tuned_on == f"evaluation rows{' without the items that they have seen' if sequences else ''}"
 
 
-def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> None:
-    index_run(trained, tmp_path / "index")
-    vectors = torch.eye(ItemIndex(tmp_path / "index").report.dim)[:2] * 100
-    more = pa.table({"item": [1000, 1001], "vector": vectors.tolist()})
+def test_items_are_appended_without_training(trained: Path, indexed: Path, tmp_path: Path) -> None:
+    old = ItemIndex(indexed)
+    vectors = torch.eye(old.report.dim)[:2] * 100
+    more = pa.table({"sku": [1000, 1001], "shop": [1, 2], "vector": vectors.tolist()})
     pq.write_table(more, tmp_path / "more.parquet")
-    words = ["index", tmp_path / "more.parquet", tmp_path / "longer", "--extend", tmp_path / "index"]
+    words = ["index", tmp_path / "more.parquet", tmp_path / "longer", "--id", "sku", "--extend", indexed]
     assert f"{ITEMS + 2} items" in command(*words)
-    old, new = ItemIndex(tmp_path / "index"), ItemIndex(tmp_path / "longer")
+    new = ItemIndex(tmp_path / "longer")
     rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
     assert torch.equal(old.queries_of(rows), new.queries_of(rows))
     assert old.version != new.version
     _, found = new.search(vectors[:1], 1)
     assert new.ids_of(found) == [[1000]]
     with pytest.raises(ExportError, match="comes twice"):
-        new.extended(tmp_path / "twice", vectors, more.select(["item"]))
+        new.extended(tmp_path / "twice", vectors, more.select(["sku", "shop"]))
 
 
 @pytest.fixture(scope="module")
-def answering(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
-    folder = tmp_path_factory.mktemp("fuzzed") / "index"
-    index_run(trained, folder)
-    return Retrieval(folder)
+def answering(indexed: Path) -> Retrieval:
+    return Retrieval(indexed)
 
 
 @settings(max_examples=150, deadline=None)

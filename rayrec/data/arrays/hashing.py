@@ -6,14 +6,14 @@ The results depend on the arguments only, not on the process, the platform or a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.arrays.buffers import U64, empty
+from rayrec.data.arrays.buffers import I64, U32, U64, empty
 
 # Version of the hash functions, saved in checkpoints. Raise it with any change that gives an id another number.
 HASH_LAW = 1
@@ -29,6 +29,7 @@ _BLOCK = 16_384
 _BLOCK_32 = 32_768
 
 _MASK_32 = (1 << 32) - 1
+MOST_ROWS_32 = 1 << 32  # rows of a table for which 32 bits of an id's hash suffice
 _32 = np.uint64(32)
 _FOLD = np.uint32(0x9E3779B1)
 _TEXTS = 0x7E3779B97F4A7C15
@@ -84,7 +85,7 @@ def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> Tabl
     MurmurHash3's 32-bit finalizer (Appleby 2011) mixes the bits. Its last step is left out: it changes low bits only,
     and the high bits select the row as in `to_rows`. Larger tables use `to_rows(mix64_array(values, seed), num_rows)`.
     """
-    if num_rows > 1 << 32:
+    if num_rows > MOST_ROWS_32:
         return to_rows(mix64_array(values, seed), num_rows)
     size = min(len(values), _BLOCK_32)
     states, scratch, scaled = np.empty(size, np.uint32), np.empty(size, np.uint32), np.empty(size, np.uint64)
@@ -92,23 +93,36 @@ def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> Tabl
     add, rows = np.uint32(seed & _MASK_32), np.uint64(num_rows)
     for start in range(0, len(values), _BLOCK_32):
         block = values[start : start + _BLOCK_32].view(np.uint64)
-        state, shifted, wide = states[: len(block)], scratch[: len(block)], scaled[: len(block)]
-        np.copyto(state, block, casting="unsafe")
-        if block.max() > _MASK_32:
-            np.right_shift(block, _32, out=wide)
-            np.copyto(shifted, wide, casting="unsafe")
-            np.multiply(shifted, _FOLD, out=shifted)
-            np.bitwise_xor(state, shifted, out=state)
-        np.add(state, add, out=state)
-        for shift, factor in _ROUNDS:
-            np.right_shift(state, shift, out=shifted)
-            np.bitwise_xor(state, shifted, out=state)
-            np.multiply(state, factor, out=state)
-        np.copyto(wide, state)
-        np.multiply(wide, rows, out=wide)
-        np.right_shift(wide, _32, out=wide)
+        wide = scaled[: len(block)]
+        _hashed_rows(block, add, rows, states[: len(block)], scratch[: len(block)], wide)
         np.copyto(out[start : start + _BLOCK_32], wide, casting="unsafe")
     return out
+
+
+def hash_rows_of_each(values_FN: I64, seeds_F: Sequence[int], num_rows_F: Sequence[int]) -> I64:
+    """`hash_rows` of each line, with a seed and a table of at most `MOST_ROWS_32` rows of its own; for few values."""
+    add = np.array([[seed & _MASK_32] for seed in seeds_F], np.uint32)
+    wide, state = np.empty(values_FN.shape, np.uint64), np.empty(values_FN.shape, np.uint32)
+    _hashed_rows(values_FN.view(np.uint64), add, np.array(num_rows_F, np.uint64)[:, None], state, state.copy(), wide)
+    return wide.view(np.int64)
+
+
+def _hashed_rows(block: U64, add: Any, rows: Any, state: U32, shifted: U32, wide: U64) -> None:
+    """Writes the table rows of the ids into `wide`; `state` and `shifted` are scratch space of the same shape."""
+    np.copyto(state, block, casting="unsafe")
+    if block.max() > _MASK_32:
+        np.right_shift(block, _32, out=wide)
+        np.copyto(shifted, wide, casting="unsafe")
+        np.multiply(shifted, _FOLD, out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
+    np.add(state, add, out=state)
+    for shift, factor in _ROUNDS:
+        np.right_shift(state, shift, out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
+        np.multiply(state, factor, out=state)
+    np.copyto(wide, state)
+    np.multiply(wide, rows, out=wide)
+    np.right_shift(wide, _32, out=wide)
 
 
 def row_type(num_rows: int) -> type[np.int32] | type[np.int64]:

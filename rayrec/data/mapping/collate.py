@@ -70,7 +70,7 @@ def _jagged(ranges: Sequence[RowRange], schema: Schema, size: int) -> KeyedJagge
     for same_feature in zip(*(rows.ids[: len(schema.sparse)] for rows, _, _ in ranges), strict=True):
         for ids, (start, stop) in zip(same_feature, bounds, strict=True):
             first, last = ids.span(start, stop)
-            values.append(ids.values[first:last])
+            values.append(ids.values if last - first == len(ids.values) else ids.values[first:last])
             if weighted:
                 given = ids.weights
                 weights.append(np.ones(last - first, np.float32) if given is None else given[first:last])

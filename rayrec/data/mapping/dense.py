@@ -17,6 +17,7 @@ from rayrec.data.mapping.schema import DenseFeature
 from rayrec.data.mapping.transforms import Clip, Log1p, MinMax, Quantile, Standardize, Transform
 
 _BLOCK_ROWS = 8192
+_FLOAT64 = pa.float64().id
 
 
 def map_dense(
@@ -49,7 +50,8 @@ def _concatenate(matrices: Sequence[Floats], num_rows: int) -> F32:
 def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floats:
     if feature.width > 1:
         array = _leaf(array, feature, problems)
-    array = plain_numbers(array)
+    if array.type.id != _FLOAT64:  # the usual type of a request, in a third of the time
+        array = plain_numbers(array)
     if array.null_count:
         if feature.default is None:
             null_rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width

@@ -22,10 +22,12 @@ from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.sequences import check_lengths, in_order, map_values
-from rayrec.data.mapping.sparse import map_sparse
+from rayrec.data.mapping.sparse import map_few, map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.storage.errors import DataError
+
+_VIEWS = frozenset((pa.string_view().id, pa.binary_view().id))
 
 
 def map_rows(
@@ -60,8 +62,9 @@ def map_rows(
         dense, targets = np.take(dense, order, axis=0), targets.take(order)
     of_feature = {name: sequence for sequence in schema.sequences for name in sequence.ids}
     ids, offsets = list[Ids](), dict[str, I64]()
+    few = map_few(schema.sparse, arrays, rows_of, table.num_rows)
     for feature in schema.sparse:
-        bags = map_sparse(feature, arrays, rows_of[feature.name], problems)
+        bags = few.get(feature.name) or map_sparse(feature, arrays, rows_of[feature.name], problems)
         if (sequence := of_feature.get(feature.name)) is not None and bags.offsets is not None:
             offsets[feature.name] = bags.offsets
             bags = in_order(bags, sequence)
@@ -131,6 +134,8 @@ def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column as one array, in a layout that Arrow's compute functions accept."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if not pat.is_nested(column.type) and column.type.id not in _VIEWS:
+        return column
     if pat.is_list_view(column.type) or pat.is_large_list_view(column.type):
         column = from_list_view(column)
     plain = without_views(column.type)

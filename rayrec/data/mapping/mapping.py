@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.mapping.arrow_input import to_table
+from rayrec.data.mapping.arrow_input import as_expected, inferred
 from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows
 from rayrec.data.mapping.problems import Problems
@@ -121,11 +121,18 @@ class Mapping:
         Raises:
             DataError: a missing column or a wrong type.
         """
-        table = to_table(data, self.schema, self.columns)
-        if not any(table.schema.equals(accepted) for accepted in tuple(self._accepted)):  # threads may append
+        table = inferred(data, self.schema, self.columns)
+        if self._accepts(table.schema):
+            return table
+        table = as_expected(table, self.schema)
+        if not self._accepts(table.schema):
             check_types(self.schema, table.schema, "the given rows", labelled=self.labels, columns=self.columns)
             self._accepted.append(table.schema)
         return table
+
+    def _accepts(self, types: pa.Schema) -> bool:
+        """Whether these types need no conversion and have passed the check."""
+        return any(types.equals(accepted) for accepted in tuple(self._accepted))  # threads may append
 
     def map_table(self, table: pa.Table) -> tuple[Batch, dict[int, DataError]]:
         """As `to_batch_and_errors`, of a table that `to_table` returned."""
