@@ -8,7 +8,7 @@ It trains `data/movielens/train.yaml` with two workers and logs every step. Each
     sigterm_s  from SIGTERM to the exit, with a checkpoint of the last step
     kill_s     from the SIGKILL of a worker to the first step of the new worker group
     shrink_s   from the loss of a node to the first step on the remaining one (`num_workers: [1, 2]`)
-    grow_s     from the start of a node to the first step on both; Ray counts nodes every 20 s at most
+    grow_s     from the start of a node to the first step on both
 """
 
 from __future__ import annotations

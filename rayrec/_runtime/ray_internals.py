@@ -7,7 +7,8 @@
     hide_data_progress  names of Ray Data's loggers, until a setting of `DataContext` hides all progress output
     draining_nodes      `GlobalState.get_draining_nodes`; `ray.train.get_preemption_info` waits for all workers
     torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
-                        `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes; and
+                        `ElasticScalingPolicy._get_reserved_resources`, until Ray counts neither draining nodes nor
+                        dead ones; and
                         `ControllerCallback`, until workers can be kept away from nodes between restarts; and
                         `DatasetsCallback`, `PlacementGroupCleanerCallback`, and `_send_resource_request` of
                         `FixedScalingPolicy`, until Ray Train starts their actors only for runs that use them
@@ -108,6 +109,7 @@ def torch_trainer(
         selector: returns the label selector of a number of workers that are about to start; None: the run's own.
         skipped: from the resources that Ray reserves for an elastic run, by node, returns the nodes that do not count
             when it chooses its size. Ray also counts draining nodes, and waits for workers there until they are gone.
+            An elastic run chooses its size by the nodes that are alive then; Ray's own count is up to 20 s old.
         arguments: of `TorchTrainer`.
     """
     from ray.train.torch import TorchTrainer
@@ -119,7 +121,7 @@ def torch_trainer(
             controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
             controller["callbacks"] = [*_needed(controller["callbacks"], local), _selecting(selector)]
             if skipped is not None:
-                _skip_nodes(controller["scaling_policy"], skipped)
+                reserve_now(controller["scaling_policy"], skipped)
             elif local:
                 request_nothing(controller["scaling_policy"])
             return super()._initialize_and_run_controller(**controller)
@@ -181,14 +183,24 @@ def is_failed_start(error: Exception | None) -> bool:
     return isinstance(error, WorkerGroupStartupFailedError)
 
 
-def _skip_nodes(policy: Any, skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]]) -> None:
-    count = policy._count_possible_workers
+def reserve_now(policy: Any, skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]]) -> None:
+    """Let an elastic run choose its size by the nodes that are alive when it does, without those that `skipped`
+    returns.
 
-    def count_others(reserved: dict[str, Any]) -> Any:
+    Ray counts nodes every 20 s. Until then a run would wait for workers on a lost node, and restart without a new one.
+    """
+    import ray
+
+    def reserved_now() -> dict[str, Any] | None:
+        call = policy._autoscaling_coordinator.get_reserved_resources
+        try:
+            reserved = ray.get(call.remote(policy._requester_id, recompute=True), timeout=5)
+        except Exception:  # no decision; Ray Train asks again
+            return None
         left_out = skipped(reserved)
-        return count({node: resources for node, resources in reserved.items() if node not in left_out})
+        return {node: resources for node, resources in reserved.items() if node not in left_out}
 
-    policy._count_possible_workers = count_others
+    policy._get_reserved_resources = reserved_now
 
 
 def request_nothing(policy: Any) -> None:

@@ -104,7 +104,9 @@ class PretendedRay:
 
             up, self.up = self.up, False  # or it starts a thread
             self.named[name] = Actor(
-                coordination._AutoscalingCoordinatorActor(send_resources_request=request, get_cluster_nodes=list)
+                coordination._AutoscalingCoordinatorActor(
+                    send_resources_request=request, get_cluster_nodes=self.all_nodes
+                )
             )
             self.up = up
         return self.named[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,31 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     kept = [checkpoint.step for checkpoint in CheckpointStore(result.folder / "checkpoints").all()]
     assert kept == sorted({best, 32})
     assert set(scores) == {5, 10, 15, 16, 20, 25, 30, 32}
+
+
+def test_an_epoch_whose_full_evaluation_was_cut_short_is_evaluated_after_a_relaunch(tmp_path: Path) -> None:
+    """The evaluation of some rows that came before it does not count, and the checkpoint may become the best."""
+    write_all(tmp_path)
+    evaluated: list[torch.Tensor] = []
+
+    class Breaks(DLRM):
+        def forward(self, batch: Batch) -> Any:
+            if not self.training:
+                evaluated.append(batch.label)
+                if len(evaluated) == 3:  # after the check of the set and the evaluation of some rows
+                    raise KeyError("broken on purpose")
+            return super().forward(batch)
+
+    changes = {"trainer__eval_every": 16, "trainer__eval_rows": 64, "storage__keep_best": "auc", "storage__keep": 9}
+    with pytest.raises(TrainError, match="broken on purpose"):
+        trainer(tmp_path, factory=Breaks, **changes).fit()
+    run = tmp_path / "runs" / "small"
+    assert [(line["step"], line.get("partial")) for line in records(run, "eval")] == [(16, True)]
+    trainer(tmp_path, **changes).fit()
+    whole = [(line["step"], line["auc"]) for line in records(run, "eval") if not line.get("partial")]
+    assert [step for step, _ in whole] == [16, 32]
+    scores = json.loads((run / "checkpoints" / "scores.json").read_text())
+    assert [(int(name[5:13]), metrics["auc"]) for name, metrics in scores.items()] == whole
 
 
 def with_vocabulary(tmp_path: Path, ids: list[int], rows: int = 45, **changes: Any) -> dict[str, Any]:

@@ -432,7 +432,9 @@ def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_no_room_before_others_may_have_come_with_it(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_seconds(monkeypatch, elastic, SETTLED_S=1e9)
     pretended.nodes = [node("a")]
     assert grown(pretended, [1, 2], 1, node("b")) == 0

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from rayrec._runtime import ray_internals
+from tests.train.pretended_ray import PretendedRay, pretended
+
+__all__ = ["pretended"]
 
 ROOT = Path(ray_internals.__file__).parents[1]
 TRAIN = "ray.train.v2._internal"
@@ -39,7 +42,8 @@ def parameters(function: Any) -> set[str]:
         (f"{TRAIN}.execution.failure_handling:FailurePolicy.make_decision", {"training_failed_error"}),
         (f"{TRAIN}.execution.failure_handling:FailureDecision.RAISE", None),
         (f"{TRAIN}.exceptions:WorkerGroupStartupFailedError", None),
-        (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._count_possible_workers", {"reserved_resources"}),
+        (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._get_reserved_resources", {"self"}),
+        (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._autoscaling_coordinator", None),
         (f"{TRAIN}.execution.scaling_policy:FixedScalingPolicy._send_resource_request", {"self"}),
         (f"{TRAIN}.execution.scaling_policy:FixedScalingPolicy._maybe_send_resource_request", {"self"}),
         (
@@ -71,6 +75,38 @@ def test_a_local_run_starts_no_actor_that_requests_its_workers() -> None:
     assert policy.make_decision_for_non_running_worker_group().num_workers == 2
     policy.before_controller_abort()
     assert "_autoscaling_coordinator" not in vars(policy._coordinator_client), "a property that starts the actor"
+
+
+def test_an_elastic_run_is_as_large_as_the_nodes_that_are_alive_when_it_restarts(pretended: PretendedRay) -> None:
+    """Ray's coordinator looks at the nodes every 20 s."""
+    from ray.train import ScalingConfig
+    from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy
+    from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
+        TrainAutoscalingCoordinatorClient,
+    )
+
+    policy: Any = ElasticScalingPolicy(ScalingConfig(num_workers=(1, 4), resources_per_worker={"CPU": 1.0}))
+
+    def node(name: str, alive: bool = True) -> dict[str, Any]:
+        return {"NodeID": name, "Resources": {"CPU": 1.0}, "Alive": alive}
+
+    draining: set[str] = set()
+    ray_internals.reserve_now(policy, lambda reserved: frozenset(draining & reserved.keys()))
+    pretended.nodes = [node("a"), node("b")]
+    client = TrainAutoscalingCoordinatorClient("train-run")
+    vars(client)["_autoscaling_coordinator"] = pretended.coordinator()
+    policy._requester_id, policy._coordinator_client = "train-run", client
+
+    def workers() -> int:
+        return int(policy.make_decision_for_non_running_worker_group().num_workers)
+
+    assert workers() == 2
+    pretended.nodes = [node("a"), node("b", alive=False)]
+    assert workers() == 1
+    pretended.nodes = [node("a"), node("c"), node("d")]
+    assert workers() == 3
+    draining.add("c")
+    assert workers() == 2
 
 
 def test_loggers_of_ray_data_have_these_names() -> None:

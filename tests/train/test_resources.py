@@ -352,16 +352,16 @@ def test_growth_is_asked_for_once_an_attempt_and_more_rarely_where_it_brought_no
     assert growth.wait_s == LONGEST_WAIT_S
 
 
-def test_a_node_that_came_is_room_as_soon_as_ray_counts_it() -> None:
+def test_nodes_that_come_together_are_one_growth() -> None:
     growth = Growth()
     assert not growth.due(Running(1, 1), 2, "ab", 10.0)
     assert not growth.due(Running(1, 1), 2, "ab", 20.0)
-    assert not growth.due(Running(1, 1), 2, "abc", 21.0), "it has only come"
+    assert not growth.due(Running(1, 1), 2, "abc", 21.0), "others may come with it"
     assert growth.due(Running(1, 1), 2, "ac", 21.0 + SETTLED_S), "b is told dead, c is new"
     assert not growth.due(Running(2, 2), 2, "ac", 50.0)
     late = 50.0 + FIRST_WAIT_S
     assert not growth.due(Running(2, 2), 3, "ac", late - 1.0)
-    assert not growth.due(Running(2, 2), 3, "acd", late), "Ray would not count d yet, however long it was waited"
+    assert not growth.due(Running(2, 2), 3, "acd", late), "d has only come, however long it was waited"
     assert growth.due(Running(2, 2), 3, "acd", late + SETTLED_S)
 
 

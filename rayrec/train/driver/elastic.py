@@ -24,7 +24,7 @@ from rayrec.train.run.log import RunState
 NEVER_S = 1e9
 REQUEST = "request"
 CHECK_EVERY_S = 1.0
-SETTLED_S = 22.0  # Ray Train's account of the cluster includes a new node after 20 s
+SETTLED_S = 3.0  # nodes that join together cost one restart
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
