@@ -109,6 +109,22 @@ def test_the_guide_of_retrieval_works_as_it_stands(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.long
+def test_the_guide_of_time_order_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guides" / "time-order.md"
+    (source,), (config,), (shell,) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    exec(compile(source, page.name, "exec"), {})
+    Path("time.yaml").write_text(config)
+    for line in shell.splitlines():
+        run(line)
+    told = [record for record in RunFolder(Path("runs/time")).read_metrics() if record["kind"] == "eval"]
+    by_day = {record["window"][:10]: record["auc"] for record in told}
+    assert [*by_day] == [f"1970-01-{day:02}" for day in range(2, 31)]
+    assert by_day["1970-01-10"] > 0.75 and by_day["1970-01-30"] > 0.75, by_day
+    assert all(by_day[f"1970-01-{day}1"] < by_day[f"1970-01-{day}0"] - 0.1 for day in (1, 2)), "tastes changed"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_works_as_it_stands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

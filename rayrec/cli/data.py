@@ -219,9 +219,9 @@ def fit(
     from rayrec.train.config.file import parse_yaml
 
     loaded, extra = load_config(config), parse_yaml(filters)
-    if loaded.data.progressive is not None and not extra:
+    if loaded.data.windowed and not extra:
         raise typer.BadParameter(
-            "--filters: with data.progressive, --filters must name the days to compute statistics from"
+            "--filters: with data.order or data.progressive, --filters must name the days to compute statistics from"
         )
 
     def narrowed(data_set: Any) -> Any:

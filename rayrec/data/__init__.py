@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rayrec.data.mapping.vocabulary import load_vocabulary
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
+    from rayrec.data.order.time_windows import in_time_order
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
     from rayrec.data.source.filters import Condition
     from rayrec.data.source.footer_index import FooterIndex
@@ -73,6 +74,7 @@ __all__ = [
     "count_column",
     "data_sets",
     "empty_batch",
+    "in_time_order",
     "inspect",
     "load_vocabulary",
     "manifest_of",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -122,6 +124,25 @@ class EventTableConfig(Section):
     """Unit of integer times, counted from 1970."""
 
 
+class WindowsConfig(Section):
+    """Windows of `data.order: time`: either `rows` or `time`."""
+
+    rows: int | None = Field(default=None, ge=1)
+    """Rows of a window. The last window has the rest."""
+    time: str | None = Field(default=None, pattern=r"^[1-9][0-9]* ?(s|min|h|d)$")
+    """Length of a window, e.g. 1d, 6h, 30min or 90s, counted from 1970 in UTC. Lengths without rows are left out."""
+    eval_every: int = Field(default=1, ge=1)
+    """Windows between evaluations. The last evaluation of a run is always made."""
+    eval_share: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the next window's rows that an evaluation reads."""
+
+    @property
+    def seconds(self) -> int:
+        """Seconds of a window of `time`."""
+        number, unit = re.fullmatch(r"([0-9]+) ?([a-z]+)", self.time or "").groups()  # type: ignore[union-attr]
+        return int(number) * {"s": 1, "min": 60, "h": 3600, "d": 86_400}[unit]
+
+
 class DataConfig(Section):
     """Training and evaluation data."""
 
@@ -150,6 +171,13 @@ class DataConfig(Section):
     shuffle: Shuffle | Literal["none"] = Shuffle()
     """Shuffling of the training rows. `none`: global batches are consecutive rows in file order (by file name, then by
     row), for logs in order of time."""
+    order: Literal["time"] | None = None
+    """`time`: train in the order of `schema.timestamp`, window by window: the model is evaluated on each window before
+    it is trained on it. Sets `shuffle: none`, and `trainer.epochs` to the number of windows minus one. A relaunch
+    continues where the last one stopped, with the windows that exist then."""
+    windows: WindowsConfig | None = None
+    """The windows of `order: time`, e.g. `{time: 1d}` or `{rows: 1000000}`; `eval_every` and `eval_share` also apply to
+    `progressive`."""
     progressive: str | list[str] | None = None
     """Partition column of `data.train`, e.g. `day` of `day=2024-01-02`, or a list of columns, the longest time first,
     e.g. `[year, month, day]`. Each epoch trains on one value, in order, and is evaluated on the next one.
@@ -172,6 +200,43 @@ class DataConfig(Section):
                 "progressive needs one data set in train and none in eval: the model is evaluated on each period "
                 "before it trains on it"
             )
+        return self
+
+    @property
+    def windowed(self) -> bool:
+        """True if each epoch trains on one period and is evaluated on the next."""
+        return self.order is not None or self.progressive is not None
+
+    @property
+    def eval_every(self) -> int:
+        """Periods between evaluations."""
+        return 1 if self.windows is None else self.windows.eval_every
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_is_not_shuffled(cls, raw: Any) -> Any:
+        ordered = isinstance(raw, Mapping) and raw.get("order") is not None and "shuffle" not in raw
+        return {**raw, "shuffle": "none"} if ordered else raw
+
+    @model_validator(mode="after")
+    def _windows_of_one_order(self) -> Self:
+        windows = self.windows
+        if self.order is None:
+            if windows is not None and (self.progressive is None or windows.rows or windows.time):
+                raise refusal("data.windows", "windows of rows or of time need order: time, and schema.timestamp")
+            return self
+        if windows is None or (windows.rows is None) == (windows.time is None):
+            raise refusal(
+                "data.windows", "order: time needs either rows, e.g. {rows: 1000000}, or time, e.g. {time: 1d}"
+            )
+        if self.progressive is not None:
+            raise refusal("data.progressive", "a folder is a window of its own: remove order, or progressive")
+        if self.eval is not None or not isinstance(self.train, DataSet):
+            raise refusal(
+                "data.order", "time needs one data set in train and none in eval: each window is evaluated on first"
+            )
+        if self.shuffle != "none":
+            raise refusal("data.shuffle", "order: time keeps the order of the rows: remove shuffle")
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from rayrec.data.formats.text_options import reading_text
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.order.periods import Periods
+from rayrec.data.order.time_windows import in_time_order
 from rayrec.models import Retriever
 from rayrec.storage.folder import open_folder
 from rayrec.storage.retries import Patience
@@ -96,6 +97,7 @@ class Trainer:
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
         self._periods: Periods | None = None
+        self._ordered: Manifest | None = None  # the training rows in the order of time
         self._progress: str | None = None
         self._starts_over = False  # progressive training without a checkpoint trains all periods, again if need be
 
@@ -190,10 +192,7 @@ class Trainer:
     def _job(self, launch: Launch) -> Job:
         """The job for the workers. Checks data and model before any worker starts."""
         config = self.config = with_row_laws(self.config)
-        footers = FooterIndex.open(self.folder.footers)
-        read = config.data.read
-        connect = connected if config.trainer.num_workers else nullcontext
-        reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
+        footers, reading = self._footers()
         train, evaluation = self._data(reading)
         config, data = self.config, self.config.data  # with resolved id types
         data_sets = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
@@ -231,6 +230,12 @@ class Trainer:
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 
+    def _footers(self) -> tuple[FooterIndex, FooterReading]:
+        """The index of footers in the run folder, and how to read others."""
+        footers, read = FooterIndex.open(self.folder.footers), self.config.data.read
+        connect = connected if self.config.trainer.num_workers else nullcontext
+        return footers, FooterReading(footers, Patience(read.retries, read.patience_s), connect)
+
     def _starts_from_vectors(self) -> bool:
         """Whether tables have initial vectors, and no checkpoint replaces them."""
         return any(table.vectors for table in self.config.tables) and newest_checkpoint(self.folder) is None
@@ -239,6 +244,9 @@ class Trainer:
         """Manifests of the training and evaluation rows. Also resolves id types in `self.config`."""
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
+        if self._ordered is not None:
+            self._keep_id_types(self._ordered)
+            return self._ordered, self._ordered
         if data.progressive is not None and isinstance(data.train, DataSet):
             manifest = Manifest.of(data.train, schema, reading, rows, data.progressive)
             self._keep_id_types(manifest)
@@ -270,12 +278,10 @@ class Trainer:
             self._warn(f"warning: {text}")
 
     def _count_epochs(self) -> None:
-        """Set the number of epochs of progressive training: epochs started so far, plus one per remaining period."""
-        data, column = self.config.data.train, self.config.data.progressive
-        if column is None:
+        """Set the number of epochs of training in periods: epochs started so far, plus one per remaining period."""
+        if not self.config.data.windowed:
             return
-        assert isinstance(data, DataSet), "checked with the config"
-        latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
+        latest, periods = newest_checkpoint(self.folder), self._periods_now()
         position = START if latest is None else Position.from_dict(latest.extra["position"])
         position = position.among(periods)
         assert position.cursor.only is not None, "it is among periods"
@@ -284,6 +290,19 @@ class Trainer:
         self.config = self.config.model_copy(update={"trainer": trainer})
         self._periods, self._progress = periods, periods.report(position.cursor.only, position.trained)
         self._starts_over = latest is None
+
+    def _periods_now(self) -> Periods:
+        """The periods of the training rows."""
+        data, schema = self.config.data, self.config.data_schema
+        assert isinstance(data.train, DataSet), "checked with the config"
+        if data.progressive is not None:
+            return Periods.of(data.train, data.progressive, schema.text_columns)
+        assert data.windows is not None and schema.timestamp is not None, "checked with the config"
+        footers, reading = self._footers()
+        manifest = Manifest.of(data.train, schema, reading)
+        footers.save()
+        self._ordered, periods = in_time_order(manifest, schema.timestamp, data.windows, reading.patience)
+        return periods
 
     def _finished(self) -> Result | None:
         """The result of an earlier launch that completed all epochs; None if there is more to train."""

@@ -221,6 +221,15 @@ def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
     return seconds
 
 
+def micros_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
+    """Microseconds since 1970, rounded down, of timestamps, dates, or integers in `unit`; without nulls."""
+    times = decoded(times)
+    if pat.is_integer(times.type):
+        times = times.cast(pa.int64()).cast(pa.timestamp(unit))
+    micros: npt.NDArray[np.int64] = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
+    return micros
+
+
 def impossible_times(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
     """Positions of integers outside 1970 to 2200 in `unit`, which probably have another unit.
 

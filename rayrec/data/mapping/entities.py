@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import decoded, impossible_times, int64_of, is_text, shown, without_views
+from rayrec.data.arrays.arrow_types import decoded, impossible_times, int64_of, is_text, micros_of, shown, without_views
 from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
@@ -366,7 +366,7 @@ def _times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:
         raise DataError(problem, file=source.path, column=column, fix=fix)
     if pat.is_timestamp(array.type) or pat.is_date(array.type):
         zoned = pat.is_timestamp(array.type) and array.type.tz is not None
-        return array.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy(), zoned
+        return micros_of(array, source.unit), zoned
     if not pat.is_integer(array.type):
         raise DataError(
             f"times of entities are timestamps, dates or integers, not {array.type}",
@@ -382,8 +382,7 @@ def _times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:
             value=shown(array, int(outside[0])),
             fix=f"correct the column, or `unit` (now {source.unit})",
         )
-    as_times = array.cast(pa.int64()).cast(pa.timestamp(source.unit)).cast(pa.timestamp("us"), safe=False)
-    return as_times.cast(pa.int64()).to_numpy(), None
+    return micros_of(array, source.unit), None
 
 
 def _duplicate(source: EntitySource, columns: dict[str, pa.Array], order: I64, position: int) -> DataError:

@@ -13,12 +13,17 @@ from rayrec.data.order.intervals import Intervals, Spans, between, count, inside
 _AT_ONCE = 1 << 16
 
 
-def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[Spans]:
+def deal(order: EpochOrder, done: Intervals, world_size: int, span: tuple[int, int] | None = None) -> list[Spans]:
     """Divides the rest of the epoch: for each rank its sample ranges, each inside one group, pass after pass.
 
     Row counts of ranks differ by at most one, per pass and in total: the extra rows rotate over ranks between passes.
+
+    Args:
+        span: the rows of the sequence that the epoch has, of a single pass; None: all.
     """
     edges = order.starts[order.groups]
+    if span is not None:
+        edges = np.clip(edges, *span)
     groups = (len(edges) - 1) // order.passes
     ranges_by_rank: list[list[Spans]] = [[] for _ in range(world_size)]
     first_rank = 0  # the first rank of this pass continues after the last rank of the previous one
@@ -30,13 +35,21 @@ def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[Spans]:
     return [np.concatenate(own_ranges) for own_ranges in ranges_by_rank]
 
 
-def deal_steps(order: EpochOrder, done: Intervals, rank: int, world_size: int, step_rows: int) -> Spans:
+def deal_steps(
+    order: EpochOrder,
+    done: Intervals,
+    rank: int,
+    world_size: int,
+    step_rows: int,
+    span: tuple[int, int] | None = None,
+) -> Spans:
     """The sample ranges of a rank when every global batch is a contiguous range of the sequence.
 
     Args:
         step_rows: rows of a global batch; the last one may have fewer.
+        span: as in `deal`.
     """
-    remaining = between([0, order.rows], done)
+    remaining = between(span or (0, order.rows), done)
     firsts = np.arange(0, count(remaining), step_rows)
     sizes = np.minimum(step_rows, count(remaining) - firsts)
     share, extra = sizes // world_size, sizes % world_size

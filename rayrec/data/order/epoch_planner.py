@@ -155,7 +155,7 @@ class EpochPlanner:
         done = cursor.parts[0] if cursor.parts else None
         new = RankShare(ordering=ordering, epoch=cursor.epoch, data=data, before=(), rank=rank, world_size=world_size)
         if done is not None and done.over:  # the data may have grown since
-            return replace(new, data=done.data, before=((0, done.total),), total=done.total)
+            return replace(new, data=done.data, before=((0, done.total),), total=done.total)  # no rows: not read
         if done is not None and done.data != data:
             raise DataError(
                 "the checkpoint's cursor does not fit the data: files, row counts, seed, shuffle or window size "
@@ -170,7 +170,7 @@ class EpochPlanner:
         else:
             key = ("done", done, new.epoch, new.ordering)  # equal for all ranks
             share = replace(new, before=self._remember(key, lambda: self._done(done, new)))
-        total = self._order(share).rows
+        total = self._manifest(ordering).rows * ordering.passes
         rows_of_all = total - (0 if done is None else done.rows_done)
         return replace(share, rows=count(self._spans(share)) - share.rows_done, rows_of_all=rows_of_all, total=total)
 
@@ -225,13 +225,14 @@ class EpochPlanner:
 
     def _spans(self, share: RankShare) -> Spans:
         """All sample ranges of a rank's share."""
-        order, steps = self._order(share), share.ordering.step_rows
+        order, steps, span = self._order(share), share.ordering.step_rows, self._manifest(share.ordering).span
         if steps is not None:
             key = ("steps", share.rank, *_deal_key(share))
-            return self._remember(key, lambda: deal_steps(order, share.before, share.rank, share.world_size, steps))
-        return self._remember(("deal", *_deal_key(share)), lambda: deal(order, share.before, share.world_size))[
-            share.rank
-        ]
+            return self._remember(
+                key, lambda: deal_steps(order, share.before, share.rank, share.world_size, steps, span)
+            )
+        shares = self._remember(("deal", *_deal_key(share)), lambda: deal(order, share.before, share.world_size, span))
+        return shares[share.rank]
 
     def _remember(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._cache:

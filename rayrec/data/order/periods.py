@@ -1,4 +1,6 @@
-"""Progressive training: train on one period (a value of a partition column, e.g. a day), evaluate on the next.
+"""Training in the order of time: train on one period, evaluate on the next before training on it.
+
+A period is a value of a partition column, e.g. a day (`data.progressive`), or a window of rows (`data.order: time`).
 
 A run stores the values of the periods it trained on, not their numbers: old folders are removed, others arrive late,
 and filters change. If several columns make up the period (`year=2024/month=1/day=2`), its value is the tuple of theirs.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -22,24 +24,34 @@ from rayrec.storage.locations import plain_path
 
 Only = tuple[Columns, Value]
 
+# Begin the column of windows: an interval of time each, or so many rows each.
+OF_TIME, OF_ROWS = "windows of ", "rows by "
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The current values of a partition column, ascending.
+    """The periods that exist now, ascending.
 
     Args:
-        column: the partition column, or the columns that make up a period, the longest time first.
-        values: its values; tuples for several columns.
+        column: the partition column, or the columns that make up a period, the longest time first. Of windows: what
+            they are, so that a run does not continue with others.
+        values: its values; tuples for several columns. Of windows: the start, or the first row and its place.
         filters: conditions on the columns.
         data: the data set, for errors.
+        spans: of windows, the rows `[start, stop)` of each.
     """
 
     column: Columns
     values: tuple[Value, ...]
     filters: tuple[Condition, ...] = ()
     data: str = ""
+    spans: Mapping[Value, tuple[int, int]] | None = None
+
+    @property
+    def option(self) -> str:
+        """The option of the config that asks for them."""
+        return "data.progressive" if self.spans is None else "data.order: time"
 
     @classmethod
     def of(cls, data: DataSet, column: str | Sequence[str], as_text: Collection[str] = ()) -> Periods:
@@ -89,11 +101,11 @@ class Periods:
         if remaining := self.remaining(value):
             return self.column, remaining[0]
         after = "" if value is None else f" after {_shown(self.column, value)}"
+        newest = f"newest folder {_shown(self.column)}" if self.spans is None else "newest window"
         raise DataError(
-            f"data.progressive: nothing to train on{after}; the newest folder {_shown(self.column)} is used for "
-            "evaluation only",
+            f"{self.option}: nothing to train on{after}; the {newest} is used for evaluation only",
             file=self.data,
-            fix="wait for the next folder, or train without data.progressive",
+            fix=f"wait for the next {newest.split()[1]}, or train without {self.option.removesuffix(': time')}",
         )
 
     def numbered(self, number: int) -> Only:
@@ -121,10 +133,11 @@ class Periods:
         passed = self._passed(trained[1])
         if passed < len(self.values):
             return self.column, self.values[passed]
+        kind = "folder" if self.spans is None else "window"
         raise DataError(
-            f"data.progressive: no folder after {_shown(self.column, trained[1])} to evaluate on",
+            f"{self.option}: no {kind} after {_shown(self.column, trained[1])} to evaluate on",
             file=self.data,
-            fix="restore the folder, or change `filters` to include it",
+            fix=f"restore the {kind}'s rows, or change `filters` to include them",
         )
 
     def continues(self, current: Only, over: bool) -> bool:
@@ -134,12 +147,26 @@ class Periods:
             DataError: the folder is missing or is the last period now, or the partition column or its type changed.
         """
         column, value = current
+        if column != self.column and self.spans is not None:
+            raise DataError(
+                f"{self.option}: the run now has {_kind(self.column)}, but the checkpoint was trained with "
+                f"{_kind(column)}, which begin at other rows",
+                file=self.data,
+                fix="set data.windows as before, or start a new run with init_from this run",
+            )
         if column != self.column:
             now, then = (one if isinstance(one, str) else f"[{', '.join(one)}]" for one in (self.column, column))
             raise DataError(
                 f"data.progressive is {now!r}, but the checkpoint was trained with {then!r}",
                 file=self.data,
                 fix=f"set data.progressive: {then}, or start a new run under another name",
+            )
+        if self.spans is not None and value not in self.values and (not over or isinstance(value, tuple)):
+            raise DataError(
+                f"{self.option}: no window begins at {_shown(column, value)} any more, where the checkpoint stands: "
+                "earlier rows were added or removed",
+                file=self.data,
+                fix="restore the files, or use windows of `time`, which do not depend on earlier rows",
             )
         now_parts = _parts(self.values[0] if self.values else value)
         for name, old, new in zip(columns_of(column), _parts(value), now_parts, strict=True):
@@ -174,7 +201,8 @@ class Periods:
     def report(self, current: Only, trained: Collection[Value]) -> str:
         """A line about the periods that a run at `current` trains on next, and those it skips."""
         remaining, late = self.remaining(current[1]), self.late(current, trained)
-        following = self._named(remaining) if remaining else "nothing until a new folder exists"
+        folder = "folder" if self.spans is None else "window"
+        following = self._named(remaining) if remaining else f"nothing until a new {folder} exists"
         text = f"at {self._named((current[1],))}; next: {following}"
         if late:
             text += (
@@ -182,6 +210,10 @@ class Periods:
                 f"training does not return to periods before {_value_shown(self.column, current[1])}"
             )
         return text
+
+    def shown(self, value: Value) -> str:
+        """The period as text."""
+        return _shown(self.column, value)
 
     def _passed(self, value: Value) -> int:
         """Number of periods up to and including a value."""
@@ -198,9 +230,20 @@ def _parts(value: Value) -> tuple[int | str, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def _kind(column: Columns) -> str:
+    """What the periods are."""
+    if not isinstance(column, str):
+        return f"windows of {column[0].removeprefix(OF_ROWS)} rows" if column[0].startswith(OF_ROWS) else "folders"
+    return column if column.startswith(OF_TIME) else "folders"
+
+
 def _shown(column: Columns, value: Value | None = None) -> str:
-    """The folders of a period; without a value, of any."""
+    """The folders of a period; without a value, of any. The start of a window."""
     names = columns_of(column)
+    if value is not None and names[0].startswith(OF_TIME):
+        return str(value)
+    if isinstance(value, tuple) and names[0].startswith(OF_ROWS):
+        return f"row {value[0]:,} ({value[1]})"
     parts = ["…"] * len(names) if value is None else _parts(value)
     return "/".join(f"{name}={part}" for name, part in zip(names, parts, strict=True))
 

@@ -7,7 +7,7 @@ orders the windows, `stream/reading.py` reads them. All of it is in columns: at 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.formats.text_options import reading_kinds
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.column_checks import check_columns, file_table
@@ -40,6 +41,8 @@ class Manifest:
         columns: names and Arrow types of the columns to read, partitions included.
         filters: conditions to apply when rows are read.
         limits: maximum rows and bytes of a window.
+        spans: the rows `[start, stop)` of each period, if periods are ranges of rows instead of partitions.
+        span: rows to read; None: all.
     """
 
     files: FileTable
@@ -47,6 +50,8 @@ class Manifest:
     columns: tuple[tuple[str, pa.DataType], ...]
     filters: tuple[Condition, ...] = ()
     limits: tuple[int, int] = (WINDOW_ROWS, WINDOW_BYTES)
+    spans: Mapping[Value, tuple[int, int]] | None = None
+    span: tuple[int, int] | None = None
 
     @classmethod
     def read(
@@ -114,8 +119,11 @@ class Manifest:
         return cls.read(data.listed(), schema, filters=data.filters, reading=reading, window_rows=window_rows, by=by)
 
     def only(self, period: tuple[Columns, Value]) -> Manifest:
-        """The files of one partition, as (column, value), or of several columns and their values; possibly none."""
+        """The rows of a period: the files of one partition, as (column, value), or of several columns and their values,
+        possibly none; or the files of a range of rows."""
         column, value = period
+        if self.spans is not None:
+            return self._rows(*self.spans[value])
         folders = [
             number
             for number, (_, partition) in enumerate(self.files.folders)
@@ -125,11 +133,30 @@ class Manifest:
         files = self.files.select(numbers)
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
-    def rows_by(self, column: Columns) -> dict[Value, int]:
-        """Rows before filters by value of a partition column or of several, without files that lack a column."""
+    def _rows(self, start: int, stop: int) -> Manifest:
+        """The files with the rows `[start, stop)`. Later files may be added, and earlier ones removed, without changing
+        the result."""
+        edges = self._file_edges
+        first = int(np.searchsorted(edges, start, side="right")) - 1
+        last = int(np.searchsorted(edges, stop, side="left"))
+        files = self.files.select(np.arange(first, last))
+        before = int(edges[first])
+        span, windows = (start - before, stop - before), Windows.of(files, *self.limits)
+        return replace(self, files=files, windows=windows, spans=None, span=span)
+
+    @cached_property
+    def _file_edges(self) -> I64:
+        """Rows before each file, and of all, [F + 1]."""
         files = self.files
         rows_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
-        of_file = rows_before[files.offsets[1:]] - rows_before[files.offsets[:-1]]
+        edges: I64 = rows_before[files.offsets]
+        return edges
+
+    def rows_by(self, column: Columns) -> dict[Value, int]:
+        """Rows before filters by value of a partition column or of several, without files that lack a column."""
+        if self.spans is not None:
+            return {value: stop - start for value, (start, stop) in self.spans.items()}
+        files, of_file = self.files, np.diff(self._file_edges)
         of_folder = np.bincount(files.columns.column("folder").to_numpy(), of_file, len(files.folders)).astype(np.int64)
         rows_by_value: dict[Value, int] = {}
         for (_, partition), rows in zip(files.folders, of_folder.tolist(), strict=True):
@@ -146,7 +173,7 @@ class Manifest:
     @cached_property
     def rows(self) -> int:
         """Rows of one epoch, before `filters`."""
-        return int(self.windows.rows.sum())
+        return int(self.windows.rows.sum()) if self.span is None else self.span[1] - self.span[0]
 
     @property
     def deleted_rows(self) -> int:
@@ -186,4 +213,6 @@ class Manifest:
                 digest.update(repr(column.to_pylist()).encode())
         if self.filters:
             digest.update(repr(self.filters).encode())
+        if self.span is not None:
+            digest.update(repr(self.span).encode())
         return digest.hexdigest()[:32]

@@ -240,17 +240,17 @@ def check_schedules(
     """A plateau has evaluations to watch, and a schedule that is a share of the run has a known number of steps."""
     if optimizers.plateau is not None:
         _check_metric("optimizers.plateau.metric", optimizers.plateau.metric, model, schema, trainer)
-        if data.eval is None and data.progressive is None:
+        if data.eval is None and not data.windowed:
             raise refusal("optimizers.plateau", "it watches evaluations: set data.eval")
     filtered = data.negative_rate < 1 or any(data_set.filters for data_set in data_sets(data.train))
-    if trainer.max_steps is not None or not (filtered or data.progressive is not None):
+    if trainer.max_steps is not None or not (filtered or data.windowed):
         return
     for part, schedule in (("dense", optimizers.dense.schedule), ("sparse", optimizers.sparse.schedule)):
         for name in schedule.shares:
             raise refusal(
                 f"optimizers.{part}.schedule.{name}",
-                f"the steps of a run with data.progressive, filters or data.negative_rate are not known at its start: "
-                f"set trainer.max_steps, or a number of steps instead of {getattr(schedule, name)}",
+                "the steps of a run with data.order, data.progressive, filters or data.negative_rate are not known at "
+                f"its start: set trainer.max_steps, or a number of steps instead of {getattr(schedule, name)}",
             )
 
 
@@ -276,7 +276,7 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
 # Fields of the lines of training in metrics.jsonl.
 OF_TRAINING = frozenset({"kind", "time", "attempt", "step", "epoch", "loss", "lr", "samples", "samples_per_second"})
 OF_TRAINING |= {"data_wait_fraction", "exchange_fraction", "stall_fraction", "gradient_norm", "tables", "partial"}
-OF_TRAINING |= {"lookups_by_rank"}
+OF_TRAINING |= {"lookups_by_rank", "window"}
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
@@ -291,6 +291,7 @@ def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
         "by_time",
         "by_value",
         "reliability",
+        "window",
     }
     labels = [task.name for task in schema.tasks]
     for number, metric in enumerate(trainer.metrics):
@@ -379,7 +380,9 @@ def check_trainer(trainer: TrainerConfig) -> None:
 
 
 def check_data(data: DataConfig, schema: Schema) -> None:
-    """Negative sampling works with these labels."""
+    """The order of time has a column of times, and negative sampling works with these labels."""
+    if data.order is not None and schema.timestamp is None:
+        raise refusal("data.order", "time needs schema.timestamp, the column with the time of the rows")
     if data.negative_rate < 1 and len(schema.tasks) > 1:
         raise refusal(
             "data.negative_rate",

@@ -46,6 +46,7 @@ ALWAYS = ("auc", "ne", "logloss", "calibration")  # for a binary label
 def evaluations_table(evals: Sequence[Line]) -> Markup:
     """A row per valid evaluation and label; the best AUC, RMSE or NDCG@10 is marked."""
     lines, _ = history(evals)
+    windows = any("window" in line for line in lines)
     rows, marked = list[tuple[str, Sequence[str], Line]](), set[int]()
     for name, of_label in _by_label(lines):
         best = max(of_label, key=_goodness)
@@ -53,9 +54,12 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
             if line is best or line in of_label[-MOST_ROWS:]:
                 if line is best and len(of_label) > 1:
                     marked.add(len(rows))
-                rows.append((name, [epoch_text(line), count_text(line, "step")], line))
+                first = [epoch_text(line), count_text(line, "step")]
+                rows.append((name, [*first, str(line.get("window", "–"))] if windows else first, line))
     note = NOTE.format(f"the last {MOST_ROWS} evaluations, and the best evaluation in the charts")
-    return _table(lines, ["epoch", "step"], rows, marked) + (note if len(lines) > MOST_ROWS else "")
+    return _table(lines, ["epoch", "step", *(["evaluated window"] if windows else [])], rows, marked) + (
+        note if len(lines) > MOST_ROWS else ""
+    )
 
 
 def popularity_table(evals: Sequence[Line]) -> Markup:

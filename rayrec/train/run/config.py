@@ -41,7 +41,7 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
             f"if you trust the author of this folder, pass --allow-code (from Python: allow_code=True, or factory=…)"
         )
     if data is not None:
-        raw["data"] |= {"eval": data, "progressive": None}
+        raw["data"] |= {"eval": data, "progressive": None, "order": None, "windows": None}
     reopen_files()
     return raw
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -78,8 +79,10 @@ class Evaluator:
         Raises:
             StopRequested: the run stops.
         """
-        scores = self._score("eval", self.rows(position), max_rows)
-        config = self._job.config
+        config, rows = self._job.config, self.rows(position)
+        share = 1.0 if config.data.windows is None else config.data.windows.eval_share
+        some_rows = math.ceil(share * self._job.epoch_rows(rows)) if share < 1 and rows.only is not None else None
+        scores = self._score("eval", rows, some_rows if max_rows is None else max_rows) | self._job.window(rows)
         if config.data.eval_sets and max_rows is None:
             scores["sets"] = {name: self._score(name, EVAL_ROWS) for name in config.data.eval_sets}
         self._reporter.record("eval", position, **scores, **({} if max_rows is None else {"partial": True}))

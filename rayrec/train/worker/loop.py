@@ -213,11 +213,12 @@ class Loop:
             if self.ended is None:
                 position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
+            evaluated = self.job.eval is not None and (last or not (position.epoch + 1) % self.config.data.eval_every)
             if last:
                 self._save_last(position)
-            elif self.config.storage.keep_best is not None and self.job.eval is not None and self.background is None:
+            elif self.config.storage.keep_best is not None and evaluated and self.background is None:
                 self._save(position)
-            if self.job.eval is not None and self.evaluator.is_missing(position, last):
+            if evaluated and self.evaluator.is_missing(position, last):
                 position = self._evaluate(position) if self.background is None else self._request(position)
             if last and self.background is not None:
                 position = self._await_evaluations(position)
@@ -258,7 +259,7 @@ class Loop:
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position)
                 start, exchange_s = time.perf_counter(), self._exchanges.seconds
-        if is_whole and position.step == first_step:
+        if is_whole and position.step == first_step and (self.job.periods is None or self.job.periods.spans is None):
             names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
                 f"No training rows: all {self.job.epoch_rows(position.cursor):,} rows of {names} were filtered out or "

@@ -36,9 +36,9 @@ class Reporter:
     def record(self, kind: str, position: Position, **values: Any) -> None:
         """Send a record of `kind` with its position and time."""
         if self._session.rank == 0:
-            common = {"step": position.step, "epoch": position.epoch}
+            common: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
             if kind == "train":
-                common["samples"] = position.samples
+                common |= {"samples": position.samples, **self._job.window(position.cursor)}
             self._session.sink.put({"kind": kind, "time": time.time(), **common, **values})
 
     def event(self, event: str, message: str, step: int | None = None) -> None:

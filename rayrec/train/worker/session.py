@@ -54,7 +54,7 @@ class Job:
         checkpoint: name of the checkpoint to load; None: the newest undamaged one.
         calibration: measured speeds for the planner.
         sets: data sets of `data.eval_sets` by name, and `data.test` as `TEST`.
-        periods: progressive training: each epoch trains on one period and is evaluated on the next.
+        periods: each epoch trains on one period and is evaluated on the next, before training on it.
         period_rows: rows of each period, before filters.
     """
 
@@ -80,6 +80,10 @@ class Job:
     def epoch_rows(self, cursor: Cursor) -> int:
         """Rows of the cursor's epoch, before filters."""
         return self.train.rows if cursor.only is None else self.period_rows[cursor.only[1]]
+
+    def window(self, cursor: Cursor) -> dict[str, str]:
+        """The period of a cursor for records; empty without periods."""
+        return {} if self.periods is None or cursor.only is None else {"window": self.periods.shown(cursor.only[1])}
 
     @property
     def files(self) -> RunFolder:
