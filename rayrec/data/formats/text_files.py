@@ -49,6 +49,8 @@ class Csv:
         try:
             data = _read(_stream(uri), _LOOK_BYTES)
             return find_layout(data, len(data) < _LOOK_BYTES, self.reading.options, self.separator)
+        except DataError as error:
+            raise error.at(uri, None, None) from error
         except (OSError, pa.ArrowException, ValueError) as error:
             fix = "check that the file is whole, and compressed and encoded as its name and --encoding say"
             raise _wrong(uri, None, str(error), None, fix) from error

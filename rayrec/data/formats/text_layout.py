@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rayrec.data.formats.text_options import TextOptions
+from rayrec.storage.errors import DataError
 from rayrec.storage.file_kinds import kind_of
 
 _LOOK_LINES = 1000
@@ -25,8 +26,8 @@ _COMMENT = re.compile(r"\s*(#|%|//)")
 _SAMPLE = 1000
 _KEY_DIGITS = 9  # of a plain column of numbers
 _FIXED_WIDTH = (
-    "the lines have no separator and one length: columns of a fixed width are not read; write them with a separator, "
-    "e.g. pandas.read_fwf(FILE).to_csv(OUT, index=False)"
+    "the lines have no separator and one length: columns of a fixed width are not read",
+    "write them with a separator, e.g. pandas.read_fwf(FILE).to_csv(OUT, index=False)",
 )
 # Half of the bytes of ASCII text in UTF-16 are zero.
 _ZEROS = 0.3
@@ -67,6 +68,7 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
         usual: the separator that the name of the file tells.
 
     Raises:
+        DataError: several columns are named, but they have a fixed width.
         ValueError: the file is not text.
     """
     if (kind := kind_of(data)) is not None:
@@ -86,7 +88,10 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     notes += [f"rows and names begin in line {comments + 1}, after comments"] if comments else []
     notes += ["quotes inside of quotes have a backslash"] if options.escape == "\\" else []
     if options.separator is None and _has_fixed_width(text, lines):
-        notes.append(_FIXED_WIDTH)
+        problem, fix = _FIXED_WIDTH
+        if options.names is not None and len(options.names) > 1:
+            raise DataError(problem, fix=fix)
+        notes.append(f"{problem}; {fix}")
     if not lines:
         has_names = options.header is not False
         return Layout([], has_names, separator, encoding, options.escape, notes=tuple(notes), comments=comments)

@@ -127,8 +127,10 @@ def test_columns_of_a_fixed_width_are_named(tmp_path: Path, capsys: pytest.Captu
     for number, line in enumerate(("{:>5}{:>7}   {}", "{:05}{:07}{}")):
         file = tmp_path / f"{number}.txt"
         file.write_text("".join(line.format(n % 7, 3 * n, n % 2) + "\n" for n in range(ROWS)))
-        status, said, _ = answer("data inspect", file, capsys)
-        assert status == 1 and "columns of a fixed width are not read; write them with a separator" in said
+        for names in ((), ("--names", "user,item,click")):
+            status, said, _ = answer("data inspect", file, capsys, *names)
+            assert status == 1 and "columns of a fixed width are not read" in said
+            assert "write them with a separator, e.g. pandas.read_fwf" in said
     for content in ("abc\ndef\nghi\n", "123456\n" * 9, "user\n" + "".join(f"{n:08d}\n" for n in range(9))):
         (tmp_path / "one.txt").write_text(content)
         _, said, _ = answer("data inspect", tmp_path / "one.txt", capsys)
