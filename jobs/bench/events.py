@@ -1,16 +1,21 @@
 """Times histories that are joined from a log of events against the same histories stored in the rows.
 
-    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--json]
+    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--store N] [--json]
 
 Writes a log of events (Zipf users), and rows with the histories of `rayrec data sequence` from it. Prints the time and
 bytes of the index; gathered events per second of processor time; and the rate of an epoch that joins histories over
-that of an epoch that reads stored ones, the two in turns. One process; ids are hashed.
+that of an epoch that reads stored ones, the two in turns. One process; ids are hashed. With `--store`, instead builds a
+store of so many events with `rayrec data events`, and prints its bytes per event, the seconds, the most memory of the
+process beyond that of one which builds a store of 1,000 events, and gathered events per second.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +33,7 @@ from rayrec.data.tools.histories import Log, make_sequences
 from rayrec.data.tools.times import TimeColumn
 
 ROWS = 100_000
+FILE_EVENTS = 5_000_000
 
 
 def write_log(path: Path, events: int) -> None:
@@ -74,13 +80,72 @@ def epoch(rows: Path, schema: Schema) -> Callable[[], float]:
     return read
 
 
+def build(log: Path, store: Path) -> tuple[float, int]:
+    """Seconds and most memory of `rayrec data events`, in a process of its own."""
+    line = [sys.executable, "-m", "rayrec.cli", "data", "events", str(log), "--out", str(store), "--key", "user"]
+    line += ["--time", "at", "--column", "item", "--column", "action", "--memory-gib", "0.5"]
+    start = time.perf_counter()
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+    most = 0
+    while process.poll() is None:  # of the process itself: `ru_maxrss` has that of its parent, too
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        most = most if found is None else int(found[1]) * 1024
+        time.sleep(0.05)
+    assert process.returncode == 0
+    return time.perf_counter() - start, most
+
+
+def measure_store(folder: Path, events: int, rounds: int) -> dict[str, float]:
+    draw, actions = np.random.default_rng(0), pa.array(["skip", "play", "like"])
+    for name, count in (("small", 1000), ("log", events)):
+        (folder / name).mkdir()
+        for number, first in enumerate(range(0, count, FILE_EVENTS)):
+            rows = min(FILE_EVENTS, count - first)
+            columns = {
+                "user": (draw.zipf(1.2, rows) % (1 + count // 4000)).astype(np.int64),
+                "at": pa.array(1_600_000_000 + first + np.arange(rows), pa.timestamp("s")),
+                "item": np.minimum(draw.zipf(1.1, rows), 10_000_000),
+                "action": pa.DictionaryArray.from_arrays(pa.array(draw.integers(0, 3, rows, np.int8)), actions),
+            }
+            pq.write_table(pa.table(columns), folder / name / f"{number:05}.parquet")
+    _, fixed = build(folder / "small", folder / "small-store")
+    seconds, most = build(folder / "log", folder / "store")
+    size = sum(file.stat().st_size for file in (folder / "store").rglob("*") if file.is_file())
+    source = EntitySource(str(folder / "store"), "user", "at", "s", True)
+    table, rates = open_entities(source), []
+    users = pq.read_table(folder / "log" / "00000.parquet", columns=["user"]).column("user").to_numpy()[:ROWS]
+    times = np.full(len(users), (1_600_000_000 + events // 2) * 1_000_000)
+    for _ in range(rounds + 1):
+        start = time.process_time()
+        found, _ = table.last(users, times, 256)
+        table.values("item", found)
+        rates.append(len(found) / (time.process_time() - start) / 1e6)
+    figures = {
+        "events": events,
+        "bytes_per_event": size / events,
+        "seconds": seconds,
+        "memory_mb": (most - fixed) / 1e6,
+        "gathered_per_second_and_core": statistics.median(rates[1:]) * 1e6,
+    }
+    print(f"store of {events:,} events: {size / events:.1f} bytes per event, {seconds:.0f} s")
+    gathered = statistics.median(rates[1:])
+    print(f"memory: {figures['memory_mb']:,.0f} MB; gathered: {gathered:.1f} million events per second of a core")
+    return figures
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--events", type=int, default=2_000_000)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--store", type=int, metavar="EVENTS")
     args = parser.parse_args()
     print(machine())
+    if args.store is not None:
+        with tempfile.TemporaryDirectory() as name:
+            figures = measure_store(Path(name), args.store, args.rounds)
+        print_json(args, figures)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")

@@ -202,6 +202,32 @@ def sequence(
 
 
 @data.command()
+@reads_text_files
+def events(
+    paths: Annotated[list[str], typer.Argument(help="The log: Parquet files, folders or globs, in any order.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the store, on a local disk.")],
+    key: Annotated[str, typer.Option(help="Column of the keys, e.g. of users.")],
+    time: Annotated[str, typer.Option(help="Column with the time of each event.")],
+    columns: Annotated[
+        list[str], typer.Option("--column", help="What sequences may read, e.g. the item; may be repeated.")
+    ],
+    unit: Annotated[Literal["s", "ms", "us", "ns"], typer.Option(help="Unit of integer times, from 1970.")] = "s",
+    append: Annotated[bool, typer.Option("--append", help="Add the events to the store.")] = False,
+    memory_gib: Annotated[float, typer.Option(help="About the most memory to use, in GiB.", min=0.001)] = 2.0,
+) -> None:
+    """Build a store of events for data.events, in bounded memory; run the command again after an interruption."""
+    from rayrec.data.tools.event_store import StoreSpec, build_store
+
+    spec = StoreSpec(key, time, tuple(columns), unit)
+    done = build_store(
+        paths, out, spec, append=append, memory_bytes=int(memory_gib * (1 << 30)), on_progress=typer.echo
+    )
+    added = f"{done.added:,} added, " if append else ""
+    each = done.nbytes / max(1, done.events)
+    typer.echo(f"{added}{done.events:,} events of {done.keys:,} keys in {out}, {each:.1f} bytes each")
+
+
+@data.command()
 def fit(
     config: Config,
     out: Annotated[Path, typer.Option(parser=path, help="The config to write, with all statistics.")],

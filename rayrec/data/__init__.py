@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
     from rayrec.data.tools.check import check
+    from rayrec.data.tools.event_store import StoreSpec, build_store
     from rayrec.data.tools.init.inspect import inspect
     from rayrec.data.tools.vocabulary import count_column
 
@@ -64,11 +65,13 @@ __all__ = [
     "Shuffle",
     "SparseFeature",
     "Standardize",
+    "StoreSpec",
     "Task",
     "TextOptions",
     "TrainingData",
     "Vocabulary",
     "WeightedDataSet",
+    "build_store",
     "check",
     "convert",
     "count_column",

@@ -113,7 +113,8 @@ class EventTableConfig(Section):
     """A log of events, e.g. plays, of which a row gets those of its key that are earlier than the row."""
 
     path: str
-    """Files of the log: a file, folder or glob, in any order. It is indexed once per node."""
+    """A store of `rayrec data events`; or files of the log, in any order: a file, folder or glob, which is indexed once
+    per node."""
     key: str
     """Column with the keys, e.g. of users: integers or strings, as in the rows."""
     time: str

@@ -45,10 +45,11 @@ from rayrec.storage.files import Found
 from rayrec.storage.parquet import open_parquet
 
 Unit = Literal["s", "ms", "us", "ns"]
-_FORMAT = 1
-_ABOUT, _KEYS, _STARTS, _TIMES, _COLUMNS = "about.json", "keys", "starts.npy", "times.npy", "columns"
+FORMAT = 1
+ABOUT, KEYS, STARTS, TIMES, COLUMNS = "about.json", "keys", "starts.npy", "times.npy", "columns"
 _ORDER, _VALUES = "order.npy", "values.arrow"  # in the cache: the source's row of each version, and one column
 _LIMIT = ("RAYREC_ENTITIES_BYTES", CACHE_BYTES)
+_SELECT_ROWS = 1 << 22
 _KEPT = 64  # opened indexes in a process
 
 
@@ -81,8 +82,8 @@ def open_entities(source: EntitySource) -> EntityTable:
             nor strings; times that are null, or neither timestamps, dates nor integers of the unit.
     """
     folder = Path(source.path)
-    if (folder / _ABOUT).exists():
-        return EntityTable.of(source, folder)
+    if (folder / ABOUT).exists():
+        return _open_index(source, folder)
     from rayrec.data.formats.find_parquet import find_parquet  # a service opens indexes only
 
     files = find_parquet(source.path)
@@ -94,6 +95,29 @@ def open_entities(source: EntitySource) -> EntityTable:
 
     held = _cached(key, files, make)
     return EntityTable.of(source, held.folder, held, files)
+
+
+def _open_index(source: EntitySource, folder: Path) -> EntityTable:
+    """Opens an index of an export, or a store of events, of which the events of `where` are selected first."""
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    if "store" not in about:
+        return EntityTable.of(source, folder)
+    found, wanted = (about["key"], about["time"]), (source.key, source.valid_from)
+    if found != wanted:
+        problem = f"the store of events has key and time {found}, not {wanted}"
+        raise DataError(problem, file=source.path, fix="correct `key` and `time` of the table in data.events")
+    whole = EntityTable.of(source, folder)
+    if not source.where:
+        return whole
+    key = _digest(about["store"], repr(source.where))
+
+    def make(folder: Path, _: int) -> str:
+        _select(whole, folder)
+        return key
+
+    assert whole.times is not None
+    held = node_folder("entities", key, whole.times.nbytes, make, _LIMIT)
+    return EntityTable.of(source, held.folder, held, whole=whole, name=key)
 
 
 def close_entities() -> None:
@@ -110,6 +134,8 @@ class EntityTable:
         text: True if the keys are strings.
         zoned: True if its times have a time zone; None for integers.
         names: the columns of the index.
+        whole: the store of events of which these are a selection.
+        name: key of the selection in the cache.
     """
 
     source: EntitySource
@@ -122,24 +148,32 @@ class EntityTable:
     folder: Path
     files: Sequence[Found] = ()
     held: Held | None = None
-    _columns: dict[str, tuple[pa.Array, Path, Held | None]] = field(default_factory=dict)
+    whole: EntityTable | None = None
+    name: str = ""
+    _columns: dict[str, tuple[pa.Array, Path | None, Held | None]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, source: EntitySource, folder: Path, held: Held | None = None, files: Sequence[Found] = ()
+        cls,
+        source: EntitySource,
+        folder: Path,
+        held: Held | None = None,
+        files: Sequence[Found] = (),
+        whole: EntityTable | None = None,
+        name: str = "",
     ) -> EntityTable:
         """Opens an index, in an export or in the cache."""
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        if about["format"] != _FORMAT:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
             raise DataError(
-                f"the index of entities has format {about['format']}, this version of rayrec reads {_FORMAT}",
+                f"the index of entities has format {about['format']}, this version of rayrec reads {FORMAT}",
                 file=str(folder),
                 fix="export the run again",
             )
-        times = np.load(folder / _TIMES, mmap_mode="r") if source.valid_from is not None else None
-        starts = np.load(folder / _STARTS, mmap_mode="r")
-        keys, names = IdIndex.open(folder / _KEYS), tuple(about["columns"])
-        return cls(source, about["text"], about["zoned"], names, keys, starts, times, folder, files, held)
+        times = np.load(folder / TIMES, mmap_mode="r") if source.valid_from is not None else None
+        starts = np.load(folder / STARTS, mmap_mode="r")
+        keys, names = IdIndex.open(folder / KEYS), tuple(about["columns"])
+        return cls(source, about["text"], about["zoned"], names, keys, starts, times, folder, files, held, whole, name)
 
     def versions(self, keys: I64 | pa.Array, times: I64 | None = None) -> I64:
         """The version of each key: the last one that became valid at or before the time; -1 if there is none.
@@ -200,7 +234,8 @@ class EntityTable:
             DataError: the table has no such column.
         """
         missing = versions < 0
-        return self.column(name).take(pa.array(versions, mask=missing if missing.any() else None))
+        taken = self.column(name).take(pa.array(versions, mask=missing if missing.any() else None))
+        return decoded(taken)
 
     def column(self, name: str) -> pa.Array:
         """A column by version.
@@ -212,34 +247,50 @@ class EntityTable:
 
     def write(self, folder: Path, columns: list[str]) -> None:
         """Writes an index of some columns for `open_entities`."""
-        (folder / _COLUMNS).mkdir(parents=True)
-        for name in (_KEYS, _STARTS, *([_TIMES] if self.times is not None else [])):
+        (folder / COLUMNS).mkdir(parents=True)
+        for name in (KEYS, STARTS, *([TIMES] if self.times is not None else [])):
             shutil.copyfile(self.folder / name, folder / name)
-        about = {"format": _FORMAT, "text": self.text, "zoned": self.zoned, "columns": columns}
+        about = {"format": FORMAT, "text": self.text, "zoned": self.zoned, "columns": columns}
         for number, name in enumerate(columns):
-            shutil.copyfile(self._opened(name)[1], folder / _COLUMNS / f"{number}.arrow")
-        (folder / _ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            array, path, _ = self._opened(name)
+            target = folder / COLUMNS / f"{number}.arrow"
+            if path is None:
+                write_column(array, target)
+            else:
+                shutil.copyfile(path, target)
+        (folder / ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    def _opened(self, name: str) -> tuple[pa.Array, Path, Held | None]:
-        """A column, its file, and what keeps the file in the cache."""
+    def _opened(self, name: str) -> tuple[pa.Array, Path | None, Held | None]:
+        """A column, its file if it has one of its own, and what keeps the file in the cache."""
+        if name not in self._columns and name not in self.names and name == self.source.valid_from:
+            buffers = [None, pa.py_buffer(self.times)]  # the times of a store are not stored again
+            kind = pa.timestamp("us", "UTC" if self.zoned else None)
+            self._columns[name] = (
+                pa.Array.from_buffers(kind, len(self.starts) and int(self.starts[-1]), buffers),
+                None,
+                None,
+            )
         if name not in self._columns:
             if name not in self.names:
                 schema = pa.schema([(other, pa.null()) for other in self.names])
                 fix = "correct the name, or add the column to the table of entities"
                 raise column_missing(name, schema, self.source.path, fix)
-            self._columns[name] = self._of_cache(name) if self.files else self._of_export(name)
+            in_cache = bool(self.files) or self.whole is not None
+            self._columns[name] = self._of_cache(name) if in_cache else self._of_export(name)
         return self._columns[name]
 
     def _of_export(self, name: str) -> tuple[pa.Array, Path, None]:
-        path = self.folder / _COLUMNS / f"{self.names.index(name)}.arrow"
+        path = self.folder / COLUMNS / f"{self.names.index(name)}.arrow"
         return _mapped(path), path, None
 
     def _of_cache(self, name: str) -> tuple[pa.Array, Path, Held]:
-        key = _digest(_key(self.source, self.files), name)
+        whole = self.whole
+        key = _digest(_key(self.source, self.files) if whole is None else self.name, name)
 
         def make(folder: Path, _: int) -> str:
-            order = np.load(self.folder / _ORDER, mmap_mode="r")
-            _write(_read(self.source, self.files, [name])[name].take(pa.array(order)), folder / _VALUES)
+            order = pa.array(np.load(self.folder / _ORDER, mmap_mode="r"))
+            column = _read(self.source, self.files, [name])[name] if whole is None else whole.column(name)
+            write_column(column.take(order), folder / _VALUES)
             return key
 
         held = _cached(key, self.files, make)
@@ -250,9 +301,9 @@ def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> N
     """Writes an index without its columns, which are added when they are first read."""
     wanted = [source.key] + ([source.valid_from] if source.valid_from is not None else [])
     columns = _read(source, files, wanted)
-    keys, text = _keys_of(columns[source.key], source)
+    keys, text = keys_of(columns[source.key], source)
     hashes = hashes_of(keys)
-    times, zoned = _times_of(columns[source.valid_from], source) if source.valid_from is not None else (None, None)
+    times, zoned = times_of(columns[source.valid_from], source) if source.valid_from is not None else (None, None)
     order = np.argsort(hashes, kind="stable") if times is None else np.lexsort((times, hashes))
     by_key = hashes[order]
     is_first = np.ones(len(order), np.bool_)
@@ -264,14 +315,35 @@ def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> N
     if again.any():
         raise _duplicate(source, columns, order, int(np.flatnonzero(again)[0]))
     starts = np.flatnonzero(is_first)
-    IdIndex.of(by_key[starts], text).write(folder / _KEYS)
-    np.save(folder / _STARTS, np.append(starts, len(order)).astype(np.int64))
+    IdIndex.of(by_key[starts], text).write(folder / KEYS)
+    np.save(folder / STARTS, np.append(starts, len(order)).astype(np.int64))
     np.save(folder / _ORDER, order)
     if times is not None:
-        np.save(folder / _TIMES, times[order])
+        np.save(folder / TIMES, times[order])
     names = [name for name in _names_in(files) if name not in wanted] + wanted
-    about = {"format": _FORMAT, "text": text, "zoned": zoned, "columns": names}
-    (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
+    about = {"format": FORMAT, "text": text, "zoned": zoned, "columns": names}
+    (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+
+
+def _select(whole: EntityTable, folder: Path) -> None:
+    """Writes an index of the events of `where`, without its columns, which are added when they are first read."""
+    conditions = whole.source.where
+    chosen = np.ones(len(whole.column(conditions[0][0])), np.bool_)
+    for name, values in conditions:
+        column = whole.column(name)
+        for start in range(0, len(column), _SELECT_ROWS):
+            part = pa.chunked_array([decoded(column.slice(start, _SELECT_ROWS))])
+            equal = _equal_one_of(part, name, values, whole.source.path)
+            chosen[start : start + _SELECT_ROWS] &= equal.to_numpy()
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)])
+    order = np.flatnonzero(chosen)
+    assert whole.times is not None
+    np.save(folder / _ORDER, order)
+    np.save(folder / TIMES, whole.times[order])
+    np.save(folder / STARTS, before[whole.starts])
+    shutil.copyfile(whole.folder / KEYS, folder / KEYS)
+    about = {"format": FORMAT, "text": whole.text, "zoned": whole.zoned, "columns": list(whole.names)}
+    (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _differ_from_last(keys: I64 | pa.Array, order: I64) -> Mask:
@@ -304,6 +376,8 @@ def _read(source: EntitySource, files: Sequence[Found], columns: list[str]) -> d
 
 def _equal_one_of(column: pa.ChunkedArray, name: str, values: Sequence[int | str], path: str) -> pa.ChunkedArray:
     kind = column.type.value_type if pat.is_dictionary(column.type) else column.type
+    if pat.is_integer(kind) and kind.bit_width < 64:
+        kind = pa.int64()  # a store has narrow integers
     try:
         return pc.is_in(column.cast(kind), pa.array(values).cast(kind))
     except (pa.ArrowException, TypeError) as error:
@@ -336,7 +410,7 @@ def _names_in(files: Sequence[Found]) -> list[str]:
         return list(parquet.schema_arrow.names)
 
 
-def _keys_of(array: pa.Array, source: EntitySource) -> tuple[I64 | pa.Array, bool]:
+def keys_of(array: pa.Array, source: EntitySource) -> tuple[I64 | pa.Array, bool]:
     if array.null_count:
         raise DataError(
             f"{array.null_count:,} of {len(array):,} entities have no key",
@@ -356,7 +430,7 @@ def _keys_of(array: pa.Array, source: EntitySource) -> tuple[I64 | pa.Array, boo
     return int64_of(array), False
 
 
-def _times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:
+def times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:
     column = source.valid_from
     if array.null_count:
         problem, fix = (
@@ -402,7 +476,7 @@ def _duplicate(source: EntitySource, columns: dict[str, pa.Array], order: I64, p
     return DataError(problem, file=source.path, column=source.key, value=value, fix="keep one of them")
 
 
-def _write(array: pa.Array, path: Path) -> None:
+def write_column(array: pa.Array, path: Path) -> None:
     batch = pa.record_batch([array], ["value"])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
@@ -419,7 +493,7 @@ def _cached(key: str, files: Sequence[Found], make: Callable[[Path, int], str]) 
 
 def _key(source: EntitySource, files: Sequence[Found]) -> str:
     """Names an index by the files and their versions."""
-    return _digest(repr((_FORMAT, source)), *map(repr, files))
+    return _digest(repr((FORMAT, source)), *map(repr, files))
 
 
 def _digest(*texts: str) -> str:

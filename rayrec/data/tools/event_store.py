@@ -1,0 +1,487 @@
+"""Builds a store of events: the index that `data.events` reads, from a log of any size in bounded memory.
+
+The rows of the log are divided by the hash of their key into parts on disk, which are then sorted one at a time by key
+and time (external sort). A build that was interrupted goes on after the last file, or the last part, that was complete.
+New files are merged with the store: the parts begin with its events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
+from rayrec.data.formats.find_parquet import find_parquet
+from rayrec.data.mapping import entities as index
+from rayrec.data.mapping.id_index import IdIndex, hashes_of
+from rayrec.storage.column_names import column_missing
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.files import Found
+from rayrec.storage.parquet import open_parquet
+
+_READ_ROWS = 1 << 18
+_STATE, _PARTS, _OUT = "state.json", "parts", "out"
+_MOST_PARTS = 512  # files that are open at a time
+_SORT_COPIES = 4  # of a part in memory while it is sorted
+
+
+class StoreSpec(NamedTuple):
+    """What a store holds.
+
+    Args:
+        key: column of the keys, e.g. of users: integers or strings.
+        time: column with the time of each event.
+        columns: columns that sequences may read: numbers, booleans, times and texts.
+        unit: unit of integer times, counted from 1970.
+    """
+
+    key: str
+    time: str
+    columns: tuple[str, ...]
+    unit: index.Unit = "s"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A finished store.
+
+    Args:
+        events: number of events.
+        keys: number of keys.
+        added: events of this build.
+        nbytes: bytes of the store.
+    """
+
+    events: int
+    keys: int
+    added: int
+    nbytes: int
+
+
+def build_store(
+    paths: str | Sequence[str],
+    store: Path,
+    spec: StoreSpec,
+    *,
+    append: bool = False,
+    memory_bytes: int = 2 << 30,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Stored:
+    """Makes a store, or adds events to one. Another call with the same arguments goes on after an interruption.
+
+    Readers of an earlier store keep it: the new one takes its place when it is complete.
+
+    Args:
+        paths: files, folders or globs of any format that `data.train` may have. Events of one key and time keep the
+            order of the files, after those that the store has.
+        store: folder of the store; `STORE.building` beside it needs about twice its space meanwhile.
+        append: add to the store, which has the same columns.
+        memory_bytes: about the most memory; texts are in memory once each in addition.
+
+    Raises:
+        DataError: a missing column; a null key or time; columns that are neither numbers, times nor texts; a store that
+            exists without `append`, or of other columns with it.
+    """
+    files = find_parquet(paths)
+    _restore(store)
+    earlier = _Earlier(store, spec) if append and store.exists() else None
+    if store.exists() and not append:
+        raise DataError("the store exists", file=str(store), fix="add new files with --append, or remove it")
+    building = _Building(store, spec, files, earlier, memory_bytes)
+    building.divide(on_progress)
+    building.sort(on_progress)
+    return building.finish()
+
+
+class _Column(NamedTuple):
+    """A column in the parts: its type in the store, and whether its values are codes of texts."""
+
+    kind: pa.DataType
+    text: bool
+
+
+class _Building:
+    """The folder of a build, with its state on disk."""
+
+    def __init__(
+        self, store: Path, spec: StoreSpec, files: Sequence[Found], earlier: _Earlier | None, memory_bytes: int
+    ) -> None:
+        self.store, self.spec, self.files, self.earlier = store, spec, files, earlier
+        self.folder = store.with_name(f"{store.name}.building")
+        self.text, self.zoned, self.columns = _types(files, spec, earlier)
+        fields = [("hash", "<u8"), ("time", "<i8")]
+        for number, column in enumerate(self.columns.values()):
+            fields += [(f"v{number}", _stored_as(column)), (f"n{number}", "?")]
+        self.dtype = np.dtype(fields)
+        rows = sum(_rows(file) for file in files) + (0 if earlier is None else earlier.events)
+        parts = math.ceil(rows * self.dtype.itemsize * _SORT_COPIES / memory_bytes)
+        self.bits = min(max(0, parts - 1).bit_length(), _MOST_PARTS.bit_length() - 1)
+        digest = hashlib.sha256()
+        for text in (repr(spec), repr(self.bits), *map(repr, files), "" if earlier is None else earlier.name):
+            digest.update(text.encode() + b"\n")
+        self.state: dict[str, Any] = self._resumed(digest.hexdigest())
+        self.texts: dict[str, dict[str, int]] = {
+            name: {text: code for code, text in enumerate(self.state["texts"].get(name, ()))}
+            for name, column in self.columns.items()
+            if column.text
+        }
+
+    def _resumed(self, made_of: str) -> dict[str, Any]:
+        """The state of an interrupted build of the same input, or of a new one."""
+        file = self.folder / _STATE
+        if file.exists():
+            state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if state["made_of"] == made_of:
+                return state
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / _PARTS).mkdir(parents=True)
+        (self.folder / _OUT).mkdir()
+        texts = {} if self.earlier is None else self.earlier.texts()
+        return {
+            "made_of": made_of, "files": 0, "merged": self.earlier is None, "parts": [0] * (1 << self.bits),
+            "sorted": 0, "events": 0, "keys": 0, "nulls": {}, "texts": texts,
+        }  # fmt: skip
+
+    def _save(self) -> None:
+        self.state["texts"] = {name: list(codes) for name, codes in self.texts.items()}
+        temporary = self.folder / f"{_STATE}.new"
+        temporary.write_text(json.dumps(self.state), encoding="utf-8")
+        temporary.replace(self.folder / _STATE)
+
+    def divide(self, on_progress: Callable[[str], None]) -> None:
+        """Writes all rows into the parts by the hash of their key."""
+        if self.state["sorted"]:
+            return
+        paths = [self.folder / _PARTS / f"{number:03d}" for number in range(1 << self.bits)]
+        for path, size in zip(paths, self.state["parts"], strict=True):
+            path.touch()
+            os.truncate(path, size)  # without the rows of a file that was not finished
+        parts = [open(path, "ab") for path in paths]  # noqa: SIM115
+        try:
+            if not self.state["merged"]:
+                assert self.earlier is not None
+                for records in self.earlier.records(self.dtype):
+                    self._write(parts, records)
+                self._divided(parts, merged=True)
+            for number in range(self.state["files"], len(self.files)):
+                for records in self._records(self.files[number]):
+                    self._write(parts, records)
+                self._divided(parts, files=number + 1)
+                on_progress(f"read {number + 1:,} of {len(self.files):,} files")
+        finally:
+            for part in parts:
+                part.close()
+
+    def _write(self, parts: list[Any], records: npt.NDArray[np.void]) -> None:
+        if not self.bits:
+            records.tofile(parts[0])
+            return
+        number = (records["hash"] >> np.uint64(64 - self.bits)).astype(np.int64)
+        order = np.argsort(number, kind="stable")
+        ends = np.cumsum(np.bincount(number, minlength=len(parts))).tolist()
+        records = records[order]
+        for part, start, stop in zip(parts, [0, *ends], ends, strict=False):
+            records[start:stop].tofile(part)
+
+    def _divided(self, parts: list[Any], **changes: Any) -> None:
+        for part in parts:
+            part.flush()
+        self.state |= {**changes, "parts": [part.tell() for part in parts]}
+        self._save()
+
+    def _records(self, file: Found) -> Iterator[npt.NDArray[np.void]]:
+        """The rows of a file, a batch at a time."""
+        spec = self.spec
+        source = index.EntitySource(file.uri, spec.key, spec.time, spec.unit, True)
+        names = list(dict.fromkeys([spec.key, spec.time, *self.columns]))
+        with open_parquet(file.uri) as parquet:
+            for batch in parquet.iter_batches(_READ_ROWS, columns=names, use_threads=False):
+                arrays = {
+                    name: decoded(batch.column(name).cast(without_views(batch.column(name).type))) for name in names
+                }
+                records = np.zeros(batch.num_rows, self.dtype)
+                keys, text = index.keys_of(arrays[spec.key], source)
+                times, zoned = index.times_of(arrays[spec.time], source)
+                if (text, zoned) != (self.text, self.zoned):
+                    problem = "keys are integers or strings in all files, and times have a time zone in all or in none"
+                    raise DataError(problem, file=file.uri, fix="convert the file")
+                records["hash"], records["time"] = hashes_of(keys), times
+                for number, name in enumerate(self.columns):
+                    try:
+                        self._fill(records, number, name, arrays[name])
+                    except DataError as error:
+                        raise error.at(file.uri, None, None) from error
+                yield records
+
+    def _fill(self, records: npt.NDArray[np.void], number: int, name: str, array: pa.Array) -> None:
+        column = self.columns[name]
+        records[f"n{number}"] = array.is_null().to_numpy(zero_copy_only=False)
+        if column.text:
+            encoded = array.cast(pa.large_string()).dictionary_encode()
+            codes = self.texts[name]
+            new = [codes.setdefault(text, len(codes)) for text in encoded.dictionary.to_pylist()]
+            indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+            records[f"v{number}"] = np.where(records[f"n{number}"], 0, np.array(new or [0], np.int32)[indices])
+            return
+        try:
+            values = array.cast(column.kind)
+        except pa.ArrowException as error:
+            problem = f"the column is {array.type}, but {column.kind} in the first file: {first_line(error)}"
+            raise DataError(problem, column=name, fix="convert the file") from error
+        if pat.is_temporal(column.kind):
+            values = values.cast(pa.int32() if column.kind.bit_width == 32 else pa.int64())
+        records[f"v{number}"] = values.fill_null(False if pat.is_boolean(values.type) else 0).to_numpy(
+            zero_copy_only=False
+        )
+
+    def sort(self, on_progress: Callable[[str], None]) -> None:
+        """Appends the parts to the output, each sorted by hash and time."""
+        names = [
+            "hashes",
+            "lengths",
+            "times",
+            *(f"{kind}{number}" for number in range(len(self.columns)) for kind in "vn"),
+        ]
+        keys, events = self.state["keys"], self.state["events"]
+        paths = {name: self.folder / _OUT / name for name in names}
+        widths = {"hashes": 8, "lengths": 8, "times": 8} | {
+            name: self.dtype[name].itemsize for name in names if name[0] in "vn"
+        }
+        for name, path in paths.items():
+            path.touch()
+            os.truncate(path, widths[name] * (keys if name in ("hashes", "lengths") else events))
+        for number in range(self.state["sorted"], 1 << self.bits):
+            records = np.fromfile(self.folder / _PARTS / f"{number:03d}", self.dtype)
+            order = np.lexsort((records["time"], records["hash"]))
+            hashes = records["hash"][order]
+            is_first = np.ones(len(hashes), np.bool_)
+            is_first[1:] = hashes[1:] != hashes[:-1]
+            starts = np.flatnonzero(is_first)
+            output = {"hashes": hashes[starts], "lengths": np.diff(np.append(starts, len(hashes)))}
+            output |= {"times": records["time"][order]}
+            output |= {name: records[name][order] for name in names if name[0] in "vn"}
+            for column, name in enumerate(self.columns):
+                self.state["nulls"][name] = self.state["nulls"].get(name, 0) + int(records[f"n{column}"].sum())
+            for name, values in output.items():
+                with open(paths[name], "ab") as file:
+                    values.tofile(file)
+            keys, events = keys + len(starts), events + len(hashes)
+            self.state |= {"sorted": number + 1, "keys": keys, "events": events}
+            self._save()
+            on_progress(f"sorted {number + 1:,} of {1 << self.bits:,} parts")
+
+    def finish(self) -> Stored:
+        """Writes the index and puts it in the place of the store."""
+        out, done, events = self.folder / _OUT, self.folder / "done", self.state["events"]
+        shutil.rmtree(done, ignore_errors=True)
+        (done / index.COLUMNS).mkdir(parents=True)
+        lengths = np.fromfile(out / "lengths", np.int64)
+        np.save(done / index.STARTS, np.append(0, np.cumsum(lengths)).astype(np.int64))
+        times = np.lib.format.open_memmap(done / index.TIMES, "w+", np.int64, (events,))
+        for start, values in _chunks(out / "times", np.dtype(np.int64)):
+            times[start : start + len(values)] = values
+        times.flush()
+        hashes = (values for _, values in _chunks(out / "hashes", np.dtype(np.uint64)))
+        IdIndex.make(hashes, self.state["keys"], self.text, done / index.KEYS)
+        for number, (name, column) in enumerate(self.columns.items()):
+            self._write_column(number, name, column, done)
+        about: dict[str, Any] = {
+            "format": index.FORMAT,
+            "text": self.text,
+            "zoned": self.zoned,
+            "columns": list(self.columns),
+        }
+        about |= {"store": self.state["made_of"], "unit": self.spec.unit, "key": self.spec.key, "time": self.spec.time}
+        (done / index.ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        size = sum(file.stat().st_size for file in done.rglob("*") if file.is_file())
+        added = events - (0 if self.earlier is None else self.earlier.events)
+        if self.store.exists():
+            self.store.rename(self.store.with_name(f"{self.store.name}.earlier"))
+        done.rename(self.store)
+        shutil.rmtree(self.store.with_name(f"{self.store.name}.earlier"), ignore_errors=True)
+        shutil.rmtree(self.folder)
+        return Stored(events, self.state["keys"], added, size)
+
+    def _write_column(self, number: int, name: str, column: _Column, done: Path) -> None:
+        """Writes a column as one batch from mapped files, in which it is not copied to memory."""
+        raw, count = self.folder / _OUT / f"v{number}", self.state["events"]
+        narrow = self._narrowed(raw, name, column)
+        values = _buffer(narrow.path)
+        nulls = None
+        if self.state["nulls"].get(name):
+            bits = self.folder / _OUT / f"bits{number}"
+            with open(bits, "wb") as file:
+                for _, is_null in _chunks(self.folder / _OUT / f"n{number}", np.dtype(np.bool_)):
+                    np.packbits(~is_null, bitorder="little").tofile(file)
+            nulls = _buffer(bits)
+        array = pa.Array.from_buffers(narrow.kind, count, [nulls, values])
+        if column.text:
+            array = pa.DictionaryArray.from_arrays(array, pa.array(list(self.texts[name]), pa.large_string()))
+        index.write_column(array, done / index.COLUMNS / f"{list(self.columns).index(name)}.arrow")
+
+    def _narrowed(self, raw: Path, name: str, column: _Column) -> _Raw:
+        """The values as the narrowest integers that hold them, or as bits of booleans."""
+        stored = np.dtype(_stored_as(column))
+        target, path = stored, raw.with_suffix(".narrow")
+        kind = pa.int32() if column.text else column.kind
+        if pat.is_boolean(kind):
+            with open(path, "wb") as file:
+                for _, values in _chunks(raw, stored):
+                    np.packbits(values, bitorder="little").tofile(file)
+            return _Raw(path, kind)
+        if not pat.is_integer(kind):
+            return _Raw(raw, kind)
+        low = high = 0
+        for _, values in _chunks(raw, stored):
+            low, high = min(low, int(values.min(initial=0))), max(high, int(values.max(initial=0)))
+        target = next(one for one in map(np.dtype, ("i1", "i2", "i4", "i8", "u8")) if _holds(one, low, high))
+        if target.itemsize >= stored.itemsize:
+            return _Raw(raw, kind)
+        with open(path, "wb") as file:
+            for _, values in _chunks(raw, stored):
+                values.astype(target).tofile(file)
+        return _Raw(path, pa.from_numpy_dtype(target))
+
+
+class _Raw(NamedTuple):
+    path: Path
+    kind: pa.DataType
+
+
+class _Earlier:
+    """The store that new events are added to."""
+
+    def __init__(self, store: Path, spec: StoreSpec) -> None:
+        about = json.loads((store / index.ABOUT).read_text(encoding="utf-8"))
+        found = (about.get("key"), about.get("time"), tuple(about["columns"]), about.get("unit"))
+        if "store" not in about or found != (spec.key, spec.time, spec.columns, spec.unit):
+            raise DataError(
+                f"the store has key, time, columns and unit {found}, not {tuple(spec)}",
+                file=str(store),
+                fix="name the same columns in the same order, or make another store",
+            )
+        self.name, self.text, self.zoned, self.spec = about["store"], about["text"], about["zoned"], spec
+        source = index.EntitySource(str(store), spec.key, spec.time, spec.unit, True)
+        self.table = index.EntityTable.of(source, store)
+        assert self.table.times is not None
+        self.events = len(self.table.times)
+
+    def texts(self) -> dict[str, list[str]]:
+        columns = {name: self.table.column(name) for name in self.spec.columns}
+        return {name: array.dictionary.to_pylist() for name, array in columns.items() if pat.is_dictionary(array.type)}
+
+    def records(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[np.void]]:
+        """The events by key and time, a batch at a time."""
+        starts, times = np.asarray(self.table.starts), self.table.times
+        hashes = np.empty(self.table.keys.size, np.uint64)
+        known = self.table.keys.positions < self.table.keys.size
+        hashes[self.table.keys.positions[known]] = self.table.keys.hashes[known]
+        assert times is not None
+        for start in range(0, self.events, _READ_ROWS):
+            stop = min(start + _READ_ROWS, self.events)
+            records = np.zeros(stop - start, dtype)
+            key = np.searchsorted(starts, np.arange(start, stop), side="right") - 1
+            records["hash"], records["time"] = hashes[key], times[start:stop]
+            for number, name in enumerate(self.spec.columns):
+                array = self.table.column(name).slice(start, stop - start)
+                records[f"n{number}"] = array.is_null().to_numpy(zero_copy_only=False)
+                values = array.indices if pat.is_dictionary(array.type) else array
+                if pat.is_temporal(values.type):
+                    values = values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
+                empty = False if pat.is_boolean(values.type) else 0
+                records[f"v{number}"] = values.fill_null(empty).to_numpy(zero_copy_only=False)
+            yield records
+
+
+def _restore(store: Path) -> None:
+    """Undoes a replacement that was interrupted between its two steps."""
+    earlier = store.with_name(f"{store.name}.earlier")
+    if earlier.exists() and not store.exists():
+        earlier.rename(store)
+
+
+def _types(
+    files: Sequence[Found], spec: StoreSpec, earlier: _Earlier | None
+) -> tuple[bool, bool | None, dict[str, _Column]]:
+    """Whether keys are strings, whether times have a zone, and the columns."""
+    with open_parquet(files[0].uri) as parquet:
+        schema = parquet.schema_arrow
+    for name in (spec.key, spec.time, *spec.columns):
+        if name not in schema.names:
+            raise column_missing(name, schema, files[0].uri, "correct the name of the column")
+    key, time = _plain(schema.field(spec.key).type), _plain(schema.field(spec.time).type)
+    text, zoned = (
+        is_text(key),
+        (time.tz is not None if pat.is_timestamp(time) else False if pat.is_date(time) else None),
+    )
+    columns: dict[str, _Column] = {}
+    for name in spec.columns:
+        kind = _plain(schema.field(name).type)
+        if is_text(kind):
+            columns[name] = _Column(pa.large_string(), text=True)
+        elif pat.is_primitive(kind) and not pat.is_float16(kind):
+            columns[name] = _Column(
+                pa.int64() if pat.is_integer(kind) and not pat.is_uint64(kind) else kind, text=False
+            )
+        else:
+            raise DataError(
+                f"a store holds numbers, times and texts, not {kind}",
+                file=files[0].uri,
+                column=name,
+                fix="leave the column out, or write its values into columns of their own",
+            )
+    if earlier is not None and (text, zoned) != (earlier.text, earlier.zoned):
+        problem = "keys and times have other types than in the store"
+        raise DataError(problem, file=files[0].uri, fix="convert the files")
+    return text, zoned, columns
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return without_views(kind.value_type if pat.is_dictionary(kind) else kind)
+
+
+def _stored_as(column: _Column) -> str:
+    """The NumPy type of a column in the parts."""
+    if column.text:
+        return "<i4"
+    if pat.is_temporal(column.kind):
+        return "<i4" if column.kind.bit_width == 32 else "<i8"
+    return str(np.dtype(column.kind.to_pandas_dtype()).str)
+
+
+def _rows(file: Found) -> int:
+    with open_parquet(file.uri) as parquet:
+        return int(parquet.metadata.num_rows)
+
+
+def _holds(dtype: np.dtype[Any], low: int, high: int) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= low and high <= limits.max)
+
+
+def _chunks(path: Path, dtype: np.dtype[Any], count: int = 1 << 22) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """A file of values in chunks of a multiple of 8, each with the number of its first value."""
+    start = 0
+    with open(path, "rb") as file:
+        while len(values := np.fromfile(file, dtype, count)):
+            yield start, values
+            start += len(values)
+
+
+def _buffer(path: Path) -> pa.Buffer:
+    if not path.stat().st_size:
+        return pa.py_buffer(b"")
+    with pa.memory_map(str(path)) as file:
+        return file.read_buffer()
