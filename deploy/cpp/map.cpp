@@ -1,10 +1,12 @@
 // rayrec_map EXPORT: maps requests and prints the inputs of the model, a line of JSON per request. Shows what becomes of a
-// row, and compares mappings. Needs no torch.
+// row, and compares mappings. With --inputs, it prints the inputs of the open inference protocol. Needs no torch.
 #include <charconv>
 #include <iostream>
+#include <string_view>
 
 #include "mapping.h"
 #include "requests.h"
+#include "tensors.h"
 
 namespace {
 
@@ -33,12 +35,17 @@ json to_json(const rayrec::Mapping& mapping, const rayrec::Mapped& mapped) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 2) {
-    std::cerr << "usage: rayrec_map EXPORT < requests.jsonl" << std::endl;
+  const bool describes = count == 3 && std::string_view(arguments[2]) == "--inputs";
+  if (count != 2 && !describes) {
+    std::cerr << "usage: rayrec_map EXPORT [--inputs] < requests.jsonl" << std::endl;
     return 2;
   }
   try {
     const rayrec::Mapping mapping(arguments[1]);
+    if (describes) {
+      std::cout << rayrec::inputs_of(mapping).dump() << '\n';
+      return 0;
+    }
     for (;;) {
       json line;
       try {

@@ -514,6 +514,7 @@ Mapping::Mapping(const std::string& folder) try {
   if (!file) throw ExportError(folder + "/mapping.json cannot be read: the export is incomplete; export the run again");
   const json raw = json::parse(file);
   schema_ = raw.at("schema");
+  if (raw.contains("inputs")) inputs_ = raw["inputs"];
   std::map<std::string, uint64_t> rows_of;
   for (const json& table : raw.at("tables"))
     for (const std::string name : table.at("features")) {

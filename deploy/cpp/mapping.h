@@ -111,6 +111,8 @@ class Mapping {
   const std::vector<DenseFeature>& dense() const { return dense_; }
   const std::vector<SparseFeature>& sparse() const { return sparse_; }
   const nlohmann::json& schema() const { return schema_; }
+  // The inputs of the open inference protocol; null in exports of earlier releases.
+  const nlohmann::json& inputs() const { return inputs_; }
   bool weighted() const;
   int64_t num_dense() const;
 
@@ -118,7 +120,7 @@ class Mapping {
   Mapped map(Request& request) const;
 
  private:
-  nlohmann::json schema_;
+  nlohmann::json schema_, inputs_;
   std::vector<std::string> columns_;
   std::vector<DenseFeature> dense_;
   std::vector<SparseFeature> sparse_;

@@ -201,6 +201,7 @@ Column column_of(const Tensor& tensor, const Tensor* lengths, bool is_list) {
 }  // namespace
 
 json inputs_of(const Mapping& mapping) {
+  if (!mapping.inputs().is_null()) return mapping.inputs();
   json found = json::array();
   std::set<std::string> names;
   auto add = [&](const std::string& name, const char* kind, std::vector<int> shape) {

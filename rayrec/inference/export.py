@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from rayrec.data import Schema
 from rayrec.data.mapping.derived.joins import write_entities
 from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
 from rayrec.dynamic_ids import IdMap
@@ -32,6 +33,7 @@ from rayrec.inference.parity import (
     compare_queries,
     parity_page,
 )
+from rayrec.inference.protocol_inputs import inputs_of
 from rayrec.inference.tables import PartialTable, fill_partial, write_tables
 from rayrec.models import Batch, Retriever
 from rayrec.quant import TableFormat, TablePlace, place_tables
@@ -285,8 +287,10 @@ def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
 
 
 def write_mapping(mapping: Mapping[str, Any], folder: Path, ids: Mapping[str, IdMap] | None = None) -> None:
-    """Writes schema and tables, with all files that they name: vocabularies, entities, events, rows of dynamic ids."""
+    """Writes schema and tables, with all files that they name: vocabularies, entities, events, rows of dynamic ids; and
+    the inputs of the open inference protocol."""
     raw = json.loads(json.dumps(mapping))
+    raw["inputs"] = inputs_of(Schema.model_validate(raw["schema"]))
     mappings = [feature.get("mapping") or {} for feature in raw["schema"].get("sparse", [])]
     for number, vocabulary in enumerate(spec for spec in mappings if spec.get("kind") == "vocabulary"):
         copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(vocabulary['path'])).suffix}"

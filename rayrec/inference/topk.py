@@ -250,32 +250,34 @@ class Approximate:
             return self._search_alike(queries, k, first)
         ids, offsets = excluded.ids.numpy(), excluded.offsets.numpy()
         counts = np.diff(offsets)
-        if self.kind == "hnsw":
+        hnsw = self.kind == "hnsw"
+        if hnsw and len(queries) == 1:
             # A graph search with a selector goes on until it has enough allowed items, with the same effort.
-            found = [
-                self._search_alike(queries[query : query + 1], k, first, ids[offsets[query] : offsets[query + 1]])
-                for query in range(len(queries))
-            ]
-            best_scores, best_rows = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-            return best_scores, best_rows
-        # A selector holds for a whole call, and the best allowed items may be in further lists. So all queries search
-        # together for more items than k, of which the excluded ones are removed; then those that have lost many of
-        # their best items go on with the next lists.
+            return self._search_alike(queries, k, first, ids)
+        # A selector holds for a whole call. So all queries search together for more items than k, of which the excluded
+        # ones are removed; then those that have lost many of their best items search alone. The best allowed items of
+        # an IVF index may be in further lists, with which its search goes on.
         spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
-        probes = _Probes(self.index, queries, effort(k + spare))
-        all_scores, all_rows = probes.search(slice(None), k + spare, 0, first)
+        probes, most = None, effort(k + spare)
+        if hnsw or most <= ENOUGH * first:
+            # HNSW keeps as many candidates as its effort; IVF sorts as many as are asked for.
+            wanted = min(max(k, first), k + spare) if hnsw else k + spare
+            all_scores, all_rows = (x.numpy() for x in self._search_alike(queries, wanted, first))
+        else:
+            probes = _Probes(self.index, queries, most)
+            all_scores, all_rows = probes.search(slice(None), k + spare, 0, first)
         scores, rows = all_scores[:, :k].copy(), all_rows[:, :k].copy()
         is_banned = _pairs_in(all_rows, np.repeat(np.arange(len(counts)), counts), ids, self.index.ntotal)
         for query in np.flatnonzero(is_banned[:, :k].any(1)):
             banned, one = ids[offsets[query] : offsets[query + 1]], slice(query, query + 1)
             free = np.flatnonzero(~is_banned[query] & (all_rows[query] >= 0))[:k]
             more = effort(int(free[-1]) + 1 if len(free) == k else k + int(counts[query]))
-            is_complete = len(free) == k or counts[query] <= spare
-            if is_complete and min(more, self.index.nlist) <= ENOUGH * first:
+            is_complete = len(free) == k or (counts[query] <= spare and all_rows.shape[1] == k + spare)
+            if is_complete and min(more, self.index.ntotal if hnsw else self.index.nlist) <= ENOUGH * first:
                 scores[query], rows[query] = NO_SCORE, -1
                 scores[query, : len(free)], rows[query, : len(free)] = all_scores[query, free], all_rows[query, free]
-            elif counts[query] > spare:
-                scores[one], rows[one] = self._search_alike(queries[one], k, more, banned)
+            elif probes is None or counts[query] > spare:
+                scores[one], rows[one] = self._search_alike(queries[one], k, first if hnsw else more, banned)
             else:
                 next_scores, next_rows = probes.search(one, k + spare, first, more)
                 next_scores[np.isin(next_rows, banned)] = NO_SCORE

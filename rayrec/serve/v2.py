@@ -9,7 +9,6 @@ others have more, is the context of all rows.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,20 +18,18 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data import Schema
+from rayrec.inference.protocol_inputs import BYTES, IDS, LENGTHS, WEIGHTS, inputs_of
 from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded
 
-BYTES = "BYTES"
 DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     **{f"UINT{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-_DATATYPES = {"map<": None, "time": None, "text": BYTES, "string": BYTES, "bool": "BOOL", "int": "INT64"}
-LENGTHS, IDS, WEIGHTS = ".lengths", ".id", ".weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,50 +171,6 @@ def _list_columns(schema: Schema) -> set[str]:
     entries = inputs_of(schema)
     wide = {entry["name"] for entry in entries if len(entry["shape"]) > 1}
     return wide | {entry["name"].removesuffix(LENGTHS) for entry in entries if entry["name"].endswith(LENGTHS)}
-
-
-def inputs_of(schema: Schema) -> list[dict[str, Any]]:
-    """Name, datatype and shape of each input; -1: any size."""
-    inputs: dict[str, tuple[str, list[int]]] = {}
-    derived = {spec.name for spec in schema.derived}
-    for name, kind in schema.column_types.items():
-        datatype = _datatype(kind)
-        if datatype is not None:
-            inputs[name] = (datatype, [-1])
-            inputs |= {name + LENGTHS: ("INT64", [-1])} if "list" in kind else {}
-    for dense in schema.dense:
-        if dense.column in derived:
-            continue
-        inputs[dense.column] = ("FP64", [-1] if dense.width == 1 else [-1, dense.width])
-    for feature in schema.sparse:
-        kind, column = (BYTES if feature.id_type == "text" else "INT64"), feature.column
-        if column in derived:
-            continue
-        if feature.kind == "id":
-            inputs[column] = (kind, [-1])
-            continue
-        pairs = feature.kind == "weighted_id_list" and feature.weight_column is None
-        inputs[column + (IDS if pairs else "")] = (kind, [-1])
-        inputs[column + LENGTHS] = ("INT64", [-1])
-        if pairs:
-            inputs[column + WEIGHTS] = ("FP32", [-1])
-        elif feature.weight_column is not None:
-            inputs[feature.weight_column] = ("FP32", [-1])
-            inputs[feature.weight_column + LENGTHS] = ("INT64", [-1])
-    for value in schema.stored_values:
-        inputs[value.column_name] = ("INT64" if value.kind == "time" else "FP64", [-1])
-        inputs[value.column_name + LENGTHS] = ("INT64", [-1])
-    return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in inputs.items()]
-
-
-def _datatype(kind: str) -> str | None:
-    """The datatype of a type in `column_types`; None if the protocol has none, as for times and maps.
-
-    Numbers of every width are FP64: the mapping rounds them to the width of the training data. Early runs named Arrow's
-    types ("double", "string").
-    """
-    match = re.search(r"map<|time|text|string|bool|int|number|decimal|float|double", kind)
-    return None if match is None else _DATATYPES.get(match[0], "FP64")
 
 
 def server_metadata() -> dict[str, Any]:

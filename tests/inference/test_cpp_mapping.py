@@ -309,3 +309,20 @@ def test_rounded_ids_and_times_in_another_unit_are_refused_alike(rayrec_map: Pat
         (theirs,) = found["errors"]
         assert (theirs["column"], theirs["problem"]) == (refused.value.column, refused.value.problem)
         assert theirs["value"] == refused.value.value
+
+
+def test_inputs_of_the_protocol_are_those_of_the_export(rayrec_map: Path, tmp_path: Path) -> None:
+    """An export of an earlier release, without the list, has inputs of the same names."""
+    for seed in range(SCHEMAS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        Drawn(seed, folder)
+        raw, found = json.loads((folder / "mapping.json").read_text()), list[Any]()
+        for earlier in (False, True):
+            if earlier:
+                expected = raw.pop("inputs")
+                (folder / "mapping.json").write_text(json.dumps(raw))
+            done = subprocess.run([rayrec_map, folder, "--inputs"], stdout=subprocess.PIPE, check=True, timeout=60)
+            found.append(json.loads(done.stdout))
+        assert found[0] == expected
+        assert {entry["name"] for entry in found[1]} == {entry["name"] for entry in expected}, seed
