@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
 from rayrec.train.driver.placement import fits_labels, room_for
 from rayrec.train.errors import ResourceError
+
+if TYPE_CHECKING:
+    from rayrec.train.config.train_config import TrainConfig
 
 MIN_WORKER_CPUS = 0.25
 MIN_READER_CPUS = 0.25

@@ -7,33 +7,35 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rayrec._runtime.ray_internals import request_name, torch_trainer
+from rayrec._runtime.ray_internals import request_name
 from rayrec._runtime.threads import call_every
 from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
-from rayrec.train.driver.cluster import Cluster, connected, default_env, nodes_without, refuse_unseen, unshared_folder
-from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import (
-    NEVER_S,
-    note_request,
-    release_request,
-    resizing,
-    without_read_reservations,
+from rayrec.train.driver.cluster import (
+    Cluster,
+    connected,
+    default_env,
+    health_env,
+    nodes_without,
+    refuse_unseen,
+    unshared_folder,
 )
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.early import take_early
+from rayrec.train.driver.elastic import note_request, release_request, resizing, without_read_reservations
 from rayrec.train.driver.evaluations import Evaluations, evaluating
-from rayrec.train.driver.failures import RestartLimit, failure_reason, failure_reporter, line_of
-from rayrec.train.driver.placement import FailedNodes
+from rayrec.train.driver.failures import failure_reason, line_of
 from rayrec.train.driver.resources import Demand, capacity, demand_of, one_worker_per_gpu
 from rayrec.train.driver.room import await_resources, waiting_for_room
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.trackers import ExportedMetrics
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run.log import Mailbox, Record, RunState, call_actor, handling_records
-from rayrec.train.worker.start import start_worker
 
 if TYPE_CHECKING:
     from rayrec.train.worker.session import Job
@@ -138,6 +140,7 @@ def _run_on_ray(
 ) -> StopSignals:
     """Run a job with Ray Train's workers; returns the stop signals that it received."""
     import ray
+    from ray import cloudpickle
 
     trainer = job.config.trainer
     if trainer.elastic:
@@ -152,7 +155,8 @@ def _run_on_ray(
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"Starting {count} workers ({need.worker} each) on {'a local' if cluster.local else 'the'} Ray …")
     # If this actor dies, Ray starts it again, without the records that were not taken.
-    mailbox = actor_here(Mailbox, previous_attempts)
+    early = take_early(need)
+    mailbox = actor_here(Mailbox, previous_attempts) if early is None else early.mailbox
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
     restarts: dict[int, str] = {}  # reason of a requested restart, by attempt
 
@@ -163,7 +167,8 @@ def _run_on_ray(
     def take() -> list[Record]:
         # Repeats requests, which a mailbox that replaces a lost one has not received.
         restart = restarts.get(state.attempt)
-        taken: list[Record] = call_actor(mailbox.take, state.attempt, signals.received is not None, restart)
+        attempt = max(previous_attempts, state.attempt)
+        taken: list[Record] = call_actor(mailbox.take, attempt, signals.received is not None, restart)
         return taken
 
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
@@ -185,10 +190,14 @@ def _run_on_ray(
             evaluating(replace(job, train=train, eval=evaluation), mailbox, state) as evaluations,
             resizing(trainer, need, state, request_restart, cluster),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
-            # A frozen worker process cannot report a hang, but fails Ray's health check.
-            default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
+            default_env(health_env(trainer)),
         ):
-            _fit(replace(job, train=train, eval=evaluation), mailbox, need, signals, cluster.local)
+            given = replace(job, train=train, eval=evaluation)
+            if early is not None:
+                call_actor(mailbox.take, previous_attempts)
+                _fit(partial(early.fit, cloudpickle.dumps(given)), signals)
+            else:
+                _fit(lambda: _train(given, mailbox, need, cluster.local), signals)
     except _RayGaveUp:
         # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:
@@ -236,13 +245,13 @@ class _RayGaveUp(TrainError):
     """Ray Train has ended the run."""
 
 
-def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals, local: bool) -> None:
+def _fit(fit: Callable[[], object], signals: StopSignals) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
     try:
         # Outside of the main thread, Ray Train installs no signal handlers.
-        run_in_background(lambda: _torch_trainer(job, mailbox, need, local).fit(), signals)
+        run_in_background(fit, signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
@@ -251,53 +260,20 @@ def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals, local: bool
         raise _RayGaveUp(_reason(error)) from error
 
 
-def _torch_trainer(job: Job, mailbox: Any, need: Demand, local: bool) -> Any:
-    import ray.train
+def _train(job: Job, mailbox: Any, need: Demand, local: bool) -> None:
     from ray import cloudpickle
-    from ray.train import RunConfig
-    from ray.train.torch import TorchConfig
 
-    trainer = job.config.trainer
-    # Ray's stubs type these two as the classes of Ray Train v1.
-    failure_config: Any = ray.train.FailureConfig
-    scaling_config: Any = ray.train.ScalingConfig
-    if trainer.elastic:
-        release_request(job.files.ray_state)
-    shutil.rmtree(job.files.ray_state, ignore_errors=True)
-    placement = FailedNodes(
-        mailbox, need.per_worker, need.selection.label_selector, need.selection.placement_strategy, need.num_workers
-    )
-    ray_trainer = torch_trainer(
-        RestartLimit(mailbox),
-        local=local,
-        selector=placement.selector,
-        skipped=placement.skipped if trainer.elastic else None,
-        train_loop_per_worker=start_worker,
-        # As bytes, so that the controller does not import the modules of the job's contents.
-        train_loop_config={"job": cloudpickle.dumps(job), "log": mailbox},
-        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.collective_timeout_s),
-        scaling_config=scaling_config(
-            num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
-            use_gpu=need.use_gpu,
-            resources_per_worker=need.per_worker,
-            accelerator_type=need.selection.accelerator_type,
-            label_selector=dict(need.selection.label_selector) or None,
-            placement_strategy=need.selection.placement_strategy,
-            # Ray resizes in the middle of a step; `elastic.py` does it at a checkpoint.
-            elastic_resize_monitor_interval_s=NEVER_S,
-        ),
-        run_config=RunConfig(
-            name=job.config.name,
-            storage_path=str(job.files.ray_state),
-            # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
-            # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
-            failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),
-            callbacks=[failure_reporter(mailbox, trainer.max_failures)],
-        ),
-    )
-    if trainer.elastic:
-        note_request(job.files.ray_state, request_name(ray_trainer))
-    return ray_trainer
+    from rayrec.train.driver.ray_trainer import ray_trainer
+
+    elastic, folder = job.config.trainer.elastic, job.files.ray_state
+    if elastic:
+        release_request(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    # As bytes, so that the controller does not import the modules of the job's contents.
+    trainer = ray_trainer(job.config, mailbox, need, folder, cloudpickle.dumps(job), local)
+    if elastic:
+        note_request(folder, request_name(trainer))
+    trainer.fit()
 
 
 def _reason(error: Exception) -> str:

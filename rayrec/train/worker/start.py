@@ -5,23 +5,38 @@ Ray Train's controller imports this file too, so keep its imports few.
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from rayrec._runtime.imports import quick_imports
+
+JOB_CHECK_S = 0.05
 
 
 def start_worker(handed: dict[str, Any]) -> None:
     """Run a job in this worker.
 
     Args:
-        handed: `train_loop_config`: `job`, a pickled `Job`; `log`, the mailbox actor.
+        handed: `train_loop_config`: `job`, a pickled `Job`, or the file in which it will be, empty if there is none;
+            `log`, the mailbox actor.
     """
     import_worker()
     from ray import cloudpickle
 
     from rayrec.train.worker.entry import work_on_ray
 
-    work_on_ray(cloudpickle.loads(handed["job"]), handed["log"])
+    job: bytes | Path = handed["job"]
+    if isinstance(job, Path):
+        job = _await(job)
+    if job:
+        work_on_ray(cloudpickle.loads(job), handed["log"])
+
+
+def _await(file: Path) -> bytes:
+    while not file.exists():
+        time.sleep(JOB_CHECK_S)
+    return file.read_bytes()
 
 
 def import_worker() -> None:

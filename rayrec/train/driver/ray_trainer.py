@@ -1,0 +1,65 @@
+"""Ray Train's trainer of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train import RunConfig
+from ray.train.torch import TorchConfig
+
+from rayrec._runtime.ray_internals import torch_trainer
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.driver.elastic import NEVER_S
+from rayrec.train.driver.failures import RestartLimit, failure_reporter
+from rayrec.train.driver.placement import FailedNodes
+from rayrec.train.driver.resources import Demand
+from rayrec.train.worker.start import start_worker
+
+
+def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes | Path, local: bool) -> Any:
+    """A `TorchTrainer` that starts the workers of a run, and restarts them after failures.
+
+    Args:
+        config: of the run.
+        mailbox: actor handle of its mailbox.
+        need: resources of its workers.
+        folder: for Ray Train's state.
+        job: see `start_worker`.
+        local: Ray ends with this process.
+    """
+    trainer = config.trainer
+    # Ray's stubs type these two as the classes of Ray Train v1.
+    failure_config: Any = ray.train.FailureConfig
+    scaling_config: Any = ray.train.ScalingConfig
+    placement = FailedNodes(
+        mailbox, need.per_worker, need.selection.label_selector, need.selection.placement_strategy, need.num_workers
+    )
+    return torch_trainer(
+        RestartLimit(mailbox),
+        local=local,
+        selector=placement.selector,
+        skipped=placement.skipped if trainer.elastic else None,
+        train_loop_per_worker=start_worker,
+        train_loop_config={"job": job, "log": mailbox},
+        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.collective_timeout_s),
+        scaling_config=scaling_config(
+            num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
+            use_gpu=need.use_gpu,
+            resources_per_worker=need.per_worker,
+            accelerator_type=need.selection.accelerator_type,
+            label_selector=dict(need.selection.label_selector) or None,
+            placement_strategy=need.selection.placement_strategy,
+            # Ray resizes in the middle of a step; `elastic.py` does it at a checkpoint.
+            elastic_resize_monitor_interval_s=NEVER_S,
+        ),
+        run_config=RunConfig(
+            name=config.name,
+            storage_path=str(folder),
+            # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
+            # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
+            failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),
+            callbacks=[failure_reporter(mailbox, trainer.max_failures)],
+        ),
+    )
