@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
     from rayrec.data.order.time_windows import in_time_order
+    from rayrec.data.order.windows_config import WindowsConfig
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
     from rayrec.data.source.filters import Condition
     from rayrec.data.source.footer_index import FooterIndex
@@ -71,6 +72,7 @@ __all__ = [
     "TrainingData",
     "Vocabulary",
     "WeightedDataSet",
+    "WindowsConfig",
     "build_store",
     "check",
     "convert",

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, in_time_order
-from rayrec.data.config import WindowsConfig
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, WindowsConfig, in_time_order
 from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table
 
