@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -46,9 +47,9 @@ class Batcher:
         self._waiting: deque[tuple[ScoreRequest, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
         cores = torch.get_num_threads()  # torch gives a new thread another number
-        threads = {"initializer": torch.set_num_threads, "initargs": (cores,)}
-        self._thread = ThreadPoolExecutor(1, "rayrec-score", **threads)  # type: ignore[arg-type]
-        self._threads = ThreadPoolExecutor(thread_name_prefix="rayrec-retrieve", **threads)  # type: ignore[arg-type]
+        pool = partial(ThreadPoolExecutor, initializer=torch.set_num_threads, initargs=(cores,))
+        self._thread = pool(1, "rayrec-score")
+        self._threads = pool(thread_name_prefix="rayrec-retrieve")
 
     def check_queue(self) -> None:
         """
