@@ -28,12 +28,13 @@ def start_worker(handed: dict[str, Any]) -> None:
 
     job: bytes | Path = handed["job"]
     if isinstance(job, Path):
-        job = _await(job)
+        job = await_job(job)
     if job:
         work_on_ray(cloudpickle.loads(job), handed["log"])
 
 
-def _await(file: Path) -> bytes:
+def await_job(file: Path) -> bytes:
+    """The content of a file, once there is one; ends with Ray, which is local."""
     while not file.exists():
         time.sleep(JOB_CHECK_S)
     return file.read_bytes()
