@@ -19,9 +19,10 @@ import torch.distributed as dist
 import yaml
 from rich.console import Console
 
-from rayrec.models import RETRIEVERS
+from rayrec.models import RETRIEVERS, Retriever
 from rayrec.train import ConfigError, Display, RunFolder, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.tune.search import check_metric
+from tests.inference.runs import trained_batches
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
@@ -278,6 +279,13 @@ def test_a_published_protocol_is_ranked_from_a_config(data: Path, tmp_path: Path
     assert parse_config(raw).trainer.ranking.names == [
         "mrr", "hr@5", "hr@20", "recall@5", "recall@20", "ndcg@5", "ndcg@20", "coverage@5"
     ]  # fmt: skip
+    # A run that starts from the weights of another counts the items of its own rows.
+    later = pq.read_table(tmp_path / "train").slice(0, 100)
+    (tmp_path / "later").mkdir()
+    pq.write_table(later, tmp_path / "later" / "rows.parquet")
+    raw["data"]["train"], raw["init_from"], raw["name"] = str(tmp_path / "later"), str(done.folder), "later"
+    model, _ = trained_batches(Trainer(parse_config(raw)).fit().folder)
+    assert isinstance(model, Retriever) and float(model.loss.counted["frequency"].total) == 100
 
 
 def test_metrics_to_watch_and_rankings_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
