@@ -45,9 +45,9 @@ class Prepared:
             recognizes. None: the model looks up ids of its own.
         index: int64 `[n]` by name, e.g. positions; copied to the device as one tensor.
         widths: widths of the buckets of histories, if `index` has a layout.
-        pool_sizes: for in-batch losses, the number of candidates of each rank in `index["pool"]`, which then has those
-            of all ranks, and `index` also their distinct ids, "met", with their counts, "times_met". None: "pool"
-            has this rank's.
+        pool_sizes: for losses that read the positives of all ranks, the number of each rank in `index["pool"]`, which
+            then has those of all ranks; for in-batch losses with hard negatives, and `index` also has the distinct
+            ids, "met", with their counts, "times_met". None: "pool" has this rank's.
     """
 
     drawn: torch.Tensor

@@ -56,7 +56,7 @@ class NextItem(Retriever):
         loss: dict[str, Any] | None = None,
     ) -> None:
         item, times = item_vectors.feature, history.times if isinstance(history, HistoryOf) else None
-        reads = QueryInputs((item,), () if times is None else (times,), seen=item)
+        reads = QueryInputs((item, *item_vectors.side), () if times is None else (times,), seen=item)
         super().__init__(item_vectors.num_items, item, reads, loss, normalize)
         self.item_vectors, self.encoder, self.positions = item_vectors, encoder, positions
         self.history, self.max_length = history, max_length
@@ -76,10 +76,11 @@ class NextItem(Retriever):
         assert prepared.lookup is not None
         inputs, following, ids = (prepared.index[name] for name in ("inputs", "following", "positives"))
         layout = Layout.of_parts(prepared.index, prepared.widths)
-        vectors_CD = self.item_vectors.embeddings(prepared.lookup)[self.item].values()
+        looked_up = self.item_vectors.embeddings(prepared.lookup)
+        vectors_CD = looked_up[self.item].values()
         vectors_TD, drawn_CD = vectors_CD.split([len(vectors_CD) - len(drawn), len(drawn)])
         return Pairs(
-            query=self.encode(vectors_TD[inputs], layout),
+            query=self.encode(self.item_vectors.with_side(looked_up)[inputs], layout),
             ids=ids,
             items=normalized(vectors_TD[following], self.normalize),
             drawn=normalized(drawn_CD, self.normalize),
@@ -99,9 +100,9 @@ class NextItem(Retriever):
         )
         index, widths = layout.parts()
         index |= {"inputs": inputs, "following": following, "positives": history.ids[following]}
-        if self.loss.kind.in_batch:
+        if self.loss.reads_all_positives(self.group):
             index["pool"] = index["positives"]
-        lookup = self.item_vectors.lookup(history.ids, drawn)
+        lookup = self.item_vectors.lookup(history.ids, drawn, side=history.side)
         return Prepared(drawn=drawn, lookup=lookup, index=index, widths=widths)
 
     def query(self, batch: Batch) -> torch.Tensor:
@@ -125,7 +126,7 @@ class NextItem(Retriever):
             next_times, has_items = history.times.roll(-1), history.offsets.diff() > 0
             next_times[history.offsets[1:][has_items] - 1] = now_B[has_items].to(next_times)
         layout = Layout(history.offsets, history.times, next_times)
-        encoded_TD = self.encode(self.item_vectors(history.ids)[0], layout)
+        encoded_TD = self.encode(self.item_vectors.of_history(history.ids, history.side), layout)
         nonempty = layout.lengths > 0
         out = encoded_TD.new_zeros(len(nonempty), encoded_TD.shape[1])
         return out.index_put((nonempty,), encoded_TD[layout.offsets[1:][nonempty] - 1])
@@ -145,7 +146,8 @@ class NextItem(Retriever):
             next_times = torch.where(is_newest_BW, asked, times.roll(-1, 1)).flatten()
             times = times.flatten()
         layout = PaddedLayout(lengths_B, self.max_length, times, next_times)
-        vectors_TD = self.item_vectors(F.pad(history.ids, (1, 0))[source_BW.flatten()])[0]
+        ids_T, *side = (F.pad(ids, (1, 0))[source_BW.flatten()] for ids in (history.ids, *history.side))
+        vectors_TD = self.item_vectors.of_history(ids_T, side)
         encoded_TD = self.encode(vectors_TD, layout)
         newest = layout.offsets[:-1] + (lengths_B - 1).clamp(min=0)
         return torch.where(lengths_B[:, None] > 0, encoded_TD[newest], 0.0)
@@ -163,7 +165,7 @@ class NextItem(Retriever):
         is_prefix = torch.ones(len(history.ids), dtype=torch.bool, device=history.ids.device)
         is_prefix[ends] = False
         offsets = F.pad((history.offsets.diff() - has_target.long()).cumsum(0), (1, 0))
-        prefix = History(history.ids[is_prefix], offsets, None if history.times is None else history.times[is_prefix])
+        prefix = history.where(is_prefix, offsets)
         seen_offsets = torch.cat([offsets[:1], offsets[1:][has_target]])
         rows, now_B = has_target.nonzero().flatten(), None
         if history.times is not None:
@@ -180,6 +182,9 @@ class NextItemInputs:
 
     Args:
         history: the feature, a list of items, oldest first.
+        side: further features with an id for each item of the history, such as its category, its rating or the action,
+            in the same sequence of the schema. Their vectors are added to those of the items that the encoder reads.
+            The last one belongs to the newest item, so the query knows it.
         max_length: the encoder reads at most this many items, the newest.
         blocks: layers of the encoder.
         heads: attention heads.
@@ -191,6 +196,7 @@ class NextItemInputs:
     """
 
     history: str
+    side: Sequence[str] = ()
     max_length: int = 50
     blocks: int = 2
     heads: int = 1
@@ -201,7 +207,10 @@ class NextItemInputs:
     seed: int | None = None
 
     def items(self, tables: Sequence[BaseEmbeddingConfig]) -> ItemVectors:
-        return ItemVectors(tables, self.history, self.tables_device, self.seed)
+        return ItemVectors(tables, self.history, self.tables_device, self.seed, self.side)
+
+    def histories(self, times: str | None = None) -> HistoryOf:
+        return HistoryOf(self.history, times, tuple(self.side))
 
     def sizes(self, dim: int) -> dict[str, Any]:
         """Returns the settings of either encoder."""
@@ -221,7 +230,8 @@ def sasrec(
     """SASRec: a causal transformer over a history (Kang and McAuley 2018, arXiv:1808.09781).
 
     Args:
-        tables: one of them reads `history`; its rows are the items, its width is the width of the encoder.
+        tables: one of them reads `history`; its rows are the items, its width is the width of the encoder. Tables of
+            `side` have the same width.
         num_dense: ignored.
         hidden: hidden width of the feed-forward networks; null: the width of the items.
         norm_first: normalize before each sublayer (pre-norm); false: after it.
@@ -231,7 +241,7 @@ def sasrec(
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)
-    items, history = settings.items(tables), HistoryOf(settings.history)
+    items, history = settings.items(tables), settings.histories()
     with torch.device(settings.device or "cpu"):
         sizes = {**settings.sizes(items.dim), "hidden": hidden, "attention_dropout": attention_dropout}
         encoder = TransformerEncoder(EncoderConfig(**sizes, norm_first=norm_first))
@@ -268,7 +278,7 @@ def hstu(
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)
-    items, history = settings.items(tables), HistoryOf(settings.history, times)
+    items, history = settings.items(tables), settings.histories(times)
     sizes = {**settings.sizes(items.dim), "max_length": settings.max_length, "qk_dim": qk_dim, "v_dim": v_dim}
     with torch.device(settings.device or "cpu"):
         return NextItem(

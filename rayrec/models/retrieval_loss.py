@@ -192,11 +192,13 @@ class RetrievalLoss(nn.Module):
     @property
     def lacks_counts(self) -> bool:
         """Whether the counts of the training data are needed and not set. Waits for the device."""
-        return any(
-            not bool(module.total > 0)
-            for module in (self.sampler, self.frequency)
-            if isinstance(module, PopularitySampler | KnownFrequency)
-        )
+        return any(not bool(module.total > 0) for module in self.counted.values())
+
+    @property
+    def counted(self) -> dict[str, PopularitySampler | KnownFrequency]:
+        """The modules with counts of items in the training data, by name."""
+        named = {"sampler": self.sampler, "frequency": self.frequency}
+        return {name: part for name, part in named.items() if isinstance(part, PopularitySampler | KnownFrequency)}
 
     def set_counts(self, counts_I: torch.Tensor) -> None:
         """Sets the count of each item in the training data.
@@ -206,9 +208,8 @@ class RetrievalLoss(nn.Module):
         """
         if not bool(counts_I.sum() > 0):
             raise ValueError("loss: at least one of the counts must be above 0")
-        for module in (self.sampler, self.frequency):
-            if isinstance(module, PopularitySampler | KnownFrequency):
-                module.set_counts(counts_I)
+        for module in self.counted.values():
+            module.set_counts(counts_I)
 
     def use_corpus(self, corpus: Corpus) -> None:
         """Sets the rows of the item table that are items; the others are neither positives nor negatives."""
@@ -216,6 +217,10 @@ class RetrievalLoss(nn.Module):
         for module in (self.sampler, self.frequency):
             if module is not None:
                 module.corpus = corpus
+
+    def reads_all_positives(self, group: comm.Group) -> bool:
+        """Whether the loss reads the positives of all ranks."""
+        return self.kind.in_batch or (self.sampler is None and group is not None and group.size() > 1)
 
     @property
     def beta(self) -> float:
@@ -280,11 +285,17 @@ class RetrievalLoss(nn.Module):
             query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
             places = self.corpus.items(pairs.ids).clamp(min=0)
             with torch.autocast(query.device.type, enabled=False):
-                inputs = query / self.temperature, vectors, places, weights_P.float()
                 if group is None or group.size() == 1:
+                    inputs = query / self.temperature, vectors, places, weights_P.float()
                     return _CorpusSoftmax.apply(self._block_rows(len(vectors)), *inputs)
                 part, most = self._part(group), -(-len(self.corpus) // group.size())
-                return _ShardedSoftmax.apply(self._block_rows(most), group, part.start, *inputs)
+                if prepared is not None and prepared.pool_sizes is not None:
+                    counts, all_ids = list(prepared.pool_sizes), prepared.index["pool"]
+                else:
+                    counts, all_ids = _gathered(pairs.ids, group)
+                places_Q = self.corpus.items(all_ids).clamp(min=0)
+                inputs = query / self.temperature, vectors, places_Q, weights_P.float()
+                return _ShardedSoftmax.apply(self._block_rows(most), group, part.start, counts, *inputs)
         candidates = [(drawn, pairs.drawn, self.sampler.log_q(drawn))] if self.sampler is not None else []
         log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
@@ -293,8 +304,7 @@ class RetrievalLoss(nn.Module):
                 counts, all_ids = list(prepared.pool_sizes), prepared.index["pool"]
                 met = prepared.index["met"], prepared.index["times_met"]
             else:
-                sizes = comm.all_gather(torch.tensor([len(pool_ids)], device=pool_ids.device), group)
-                counts, all_ids = sizes.flatten().tolist(), comm.all_gather_uneven(pool_ids, group)
+                counts, all_ids = _gathered(pool_ids, group)
                 met = all_ids.unique(return_counts=True)
             log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, step, met)
             log_q_C = log_q[: len(all_ids)].masked_fill(~self._is_item(all_ids), -MASKED)
@@ -423,20 +433,20 @@ class _ShardedSoftmax(torch.autograd.Function):
         rows: int,
         group: dist.ProcessGroup,
         first: int,
+        counts: list[int],
         query_PD: torch.Tensor,
         vectors_ID: torch.Tensor,
-        places_P: torch.Tensor,
+        places_Q: torch.Tensor,
         weights_P: torch.Tensor,
     ) -> torch.Tensor:
         """
         Args:
             rows: queries of a block, the same on all ranks.
             first: place of this rank's first item.
+            counts: queries of each rank.
         """
-        counts_R = comm.all_gather(torch.tensor([len(query_PD)], device=query_PD.device), group).flatten()
-        counts = counts_R.tolist()
         query_QD = comm.gather_rows(query_PD, counts, group)
-        places_Q, weights_Q = (comm.all_gather_uneven(values, group) for values in (places_P, weights_P))
+        weights_Q = comm.gather_rows(weights_P[:, None], counts, group)[:, 0]
         log_sums, positives = torch.empty_like(weights_Q), torch.empty_like(weights_Q)
         for start in range(0, len(query_QD), rows):
             block = slice(start, start + rows)
@@ -451,16 +461,16 @@ class _ShardedSoftmax(torch.autograd.Function):
             sums = comm.all_reduce(sums, group)
             log_sums[block], positives[block] = sums[0].log() + highest, sums[1]
         own = slice(begin := sum(counts[: group.rank()]), begin + len(query_PD))
-        ctx.rows, ctx.group, ctx.first, ctx.own = rows, group, first, own
-        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums, counts_R)
+        ctx.rows, ctx.group, ctx.first, ctx.counts, ctx.own = rows, group, first, counts, own
+        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums)
         return ((log_sums - positives) * weights_Q)[own].sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query_QD, vectors_ID, places_Q, weights_Q, log_sums, counts_R = ctx.saved_tensors
+        query_QD, vectors_ID, places_Q, weights_Q, log_sums = ctx.saved_tensors
         # Each rank may weigh its share in another way.
         factors = comm.all_gather(grads[0].reshape(1), ctx.group).flatten()
-        weights_Q = weights_Q * factors.repeat_interleave(counts_R, output_size=len(weights_Q))
+        weights_Q = weights_Q * torch.cat([x.expand(count) for x, count in zip(factors, ctx.counts, strict=True)])
         grad_query, grad_vectors = torch.zeros_like(query_QD), torch.zeros_like(vectors_ID)
         for start in range(0, len(query_QD) if len(vectors_ID) else 0, ctx.rows):
             block = slice(start, start + ctx.rows)
@@ -471,7 +481,13 @@ class _ShardedSoftmax(torch.autograd.Function):
             grad_query[block] = shares @ vectors_ID
             grad_vectors.addmm_(shares.T, query_QD[block])
         grad_query = comm.all_reduce(grad_query, ctx.group)[ctx.own]
-        return None, None, None, grad_query, grad_vectors, None, None
+        return None, None, None, None, grad_query, grad_vectors, None, None
+
+
+def _gathered(ids: torch.Tensor, group: comm.Group) -> tuple[list[int], torch.Tensor]:
+    """The number of ids of each rank, and those of all. Waits for the device."""
+    sizes = comm.all_gather(torch.tensor([len(ids)], device=ids.device), group)
+    return sizes.flatten().tolist(), comm.all_gather_uneven(ids, group)
 
 
 def _own_places(places: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

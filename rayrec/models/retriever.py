@@ -7,7 +7,7 @@ the service use only these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from rayrec.models.retrieval_loss import Pairs, RetrievalLoss, with_temperature
 from rayrec.modules import EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.lookup import as_collection_table
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,9 @@ class Retriever(nn.Module, ABC):
 
         Args:
             step: number of the step, as `self.loss.step` counts; default: the next one.
-            hosts: group of the same ranks for CPU tensors, over which the candidates of an in-batch loss are gathered
-                here; all ranks then call this. None: they are gathered in the step, if there are several ranks.
+            hosts: group of the same ranks for CPU tensors, over which the positives are gathered here, for losses that
+                read those of all ranks; all ranks then call this. None: they are gathered in the step, if there are
+                several ranks.
         """
         on_host = batch
         if batch.label.device.type != "cpu":
@@ -120,7 +121,7 @@ class Retriever(nn.Module, ABC):
         on_host.sparse.length_per_key()  # kept, so that nothing on the device is read for it
         prepared = self._prepared(on_host, self.loss.draw(self.group, step))
         if "pool" in prepared.index and (hosts is not None or self.group is None or self.group.size() == 1):
-            prepared = _with_all_candidates(prepared, hosts)
+            prepared = _of_all_ranks(prepared, hosts, count=self.loss.kind.in_batch)
         return replace(batch, prepared=prepared)
 
     def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
@@ -145,13 +146,17 @@ class Retriever(nn.Module, ABC):
         return loss, share * 0 + share.new_zeros(batch.rows)
 
 
-def _with_all_candidates(prepared: Prepared, hosts: comm.Group) -> Prepared:
-    """Gathers the candidates of an in-batch loss from all ranks."""
+def _of_all_ranks(prepared: Prepared, hosts: comm.Group, count: bool) -> Prepared:
+    """Gathers the positives, or the candidates of an in-batch loss, from all ranks.
+
+    Args:
+        count: also counts the distinct ones.
+    """
     own = prepared.index["pool"]
     sizes = comm.all_gather(torch.tensor([len(own)]), hosts).flatten().tolist()
-    pool = comm.all_gather_uneven(own, hosts)
-    met, times_met = pool.unique(return_counts=True)
-    index = {**prepared.index, "pool": pool, "met": met, "times_met": times_met}
+    index = {**prepared.index, "pool": (pool := comm.all_gather_uneven(own, hosts))}
+    if count:
+        index["met"], index["times_met"] = pool.unique(return_counts=True)
     return replace(prepared, index=index, pool_sizes=tuple(sizes))
 
 
@@ -161,13 +166,17 @@ def small_normal(rows: torch.Tensor) -> None:
 
 
 class ItemVectors(nn.Module):
-    """The item table, which serves histories, positives and candidates.
+    """The item table, which serves histories, positives and candidates, and tables of side features of histories.
 
     Args:
-        tables: exactly one reads `feature`.
+        tables: exactly one reads `feature`, and one each of `side`.
         feature: the feature that holds item ids.
-        device: device of the table.
-        seed: seed of its initial weights.
+        device: device of the tables.
+        seed: seed of their initial weights.
+        side: features whose vectors are added to those of a history's items.
+
+    Raises:
+        ValueError: no table or several tables read a feature, or a table has another width.
     """
 
     def __init__(
@@ -176,28 +185,62 @@ class ItemVectors(nn.Module):
         feature: str,
         device: torch.device | str | None,
         seed: int | None,
+        side: Sequence[str] = (),
     ) -> None:
         super().__init__()
         item_table = only_table_of(feature, tables)
         self.feature, self.num_items, self.dim = feature, item_table.num_embeddings, item_table.embedding_dim
-        table = as_collection_table(item_table, [feature], small_normal)
-        self.embeddings = EmbeddingCollection([table], device=device, seed=seed)
+        self.side = tuple(side)
+        if feature in self.side or len(set(self.side)) < len(self.side):
+            raise ValueError(f"side={list(self.side)} must be features other than {feature!r}, each once")
+        readers = {name: only_table_of(name, tables) for name in (feature, *self.side)}
+        for name, table in readers.items():
+            if table.embedding_dim != self.dim:
+                raise ValueError(
+                    f"side feature {name!r}: its table has embedding_dim {table.embedding_dim}, the items' {self.dim}; "
+                    "they must be equal"
+                )
+        configs = []
+        for table in {table.name: table for table in readers.values()}.values():
+            names = [name for name in readers if readers[name].name == table.name]
+            configs.append(as_collection_table(table, names, small_normal))
+        self.embeddings = EmbeddingCollection(configs, device=device, seed=seed)
 
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns vectors `[n, D]` for each tensor of ids `[n]`, with a single lookup."""
-        if torch.compiler.is_exporting():  # `torch.tensor` and `len` would make constants of sizes: each id is a row
-            all_ids = torch.cat(ids)
-            lengths, total = torch.ones_like(all_ids), all_ids.shape[0]
-            kjt = KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[total])
-            return self.embeddings(kjt)[self.feature].values().split([tensor.shape[0] for tensor in ids])
+        """Returns vectors `[n, D]` for each tensor of item ids `[n]`, with a single lookup."""
         vectors = self.embeddings(self.lookup(*ids))[self.feature].values()
         return vectors.split([len(tensor) for tensor in ids])
 
-    def lookup(self, *ids: torch.Tensor) -> KeyedJaggedTensor:
-        """The input of the table for ids `[n]`, one after the other."""
+    def of_history(self, ids: torch.Tensor, side: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Returns `[T, D]`, the vectors of items plus those of their side features, with a single lookup."""
+        if torch.compiler.is_exporting():  # `torch.tensor` and `len` would make constants of sizes: each id is a row
+            values, total = torch.cat([ids, *side]), ids.shape[0]
+            keys, lengths = [self.feature, *self.side], torch.ones_like(values)
+            kjt = KeyedJaggedTensor(keys, values, lengths=lengths, stride=total, length_per_key=[total] * len(keys))
+        else:
+            kjt = self.lookup(ids, side=side)
+        vectors_TD: torch.Tensor = self.with_side(self.embeddings(kjt))
+        return vectors_TD
+
+    def with_side(self, looked_up: Mapping[str, JaggedTensor]) -> torch.Tensor:
+        """Returns `[T, D]`, the sum of the vectors of T items, the first of a lookup, and their side features."""
+        vectors_TD = looked_up[self.feature].values()
+        for name in self.side:
+            side_TD = looked_up[name].values()
+            vectors_TD = vectors_TD[: side_TD.shape[0]] + side_TD
+        return vectors_TD
+
+    def lookup(self, *ids: torch.Tensor, side: Sequence[torch.Tensor] = ()) -> KeyedJaggedTensor:
+        """The input of the tables for item ids `[n]`, one after the other, and ids of side features; default: none."""
         all_ids = torch.cat(ids)
-        lengths = torch.full((1,), len(all_ids), device=all_ids.device)
-        return KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[len(all_ids)])
+        if not self.side:
+            lengths = torch.full((1,), len(all_ids), device=all_ids.device)
+            return KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[len(all_ids)])
+        parts = [all_ids, *(side or [all_ids[:0]] * len(self.side))]
+        sizes = [len(part) for part in parts]
+        # Filled on the device: a copy of the sizes would wait for it.
+        lengths = torch.cat([torch.full((1,), size, device=all_ids.device) for size in sizes])
+        return KeyedJaggedTensor([self.feature, *self.side], torch.cat(parts), lengths=lengths, length_per_key=sizes)
 
 
 def only_table_of(feature: str, tables: Sequence[BaseEmbeddingConfig]) -> BaseEmbeddingConfig:
@@ -231,11 +274,19 @@ class EvalQueries:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Item histories of B rows, oldest first: ids `[T]`, offsets `[B + 1]`, times `[T]` in seconds or None."""
+    """Item histories of B rows, oldest first.
+
+    Args:
+        ids: `[T]`.
+        offsets: `[B + 1]`.
+        times: `[T]`, in seconds, or None.
+        side: ids `[T]` of each side feature.
+    """
 
     ids: torch.Tensor
     offsets: torch.Tensor
     times: torch.Tensor | None = None
+    side: tuple[torch.Tensor, ...] = ()
 
     def last(self, max_length: int) -> History:
         """Returns the newest items of each row, at most `max_length`."""
@@ -244,28 +295,48 @@ class History:
             return self
         ends = self.offsets[1:].repeat_interleave(lengths)
         keep = ends - torch.arange(len(self.ids), device=self.ids.device) <= max_length
-        offsets = F.pad(lengths.clamp(max=max_length).cumsum(0), (1, 0))
-        return History(self.ids[keep], offsets, None if self.times is None else self.times[keep])
+        return self.where(keep, F.pad(lengths.clamp(max=max_length).cumsum(0), (1, 0)))
+
+    def where(self, keep_T: torch.Tensor, offsets: torch.Tensor) -> History:
+        """Returns the items where `keep_T` holds; `offsets` are theirs."""
+        times = None if self.times is None else self.times[keep_T]
+        return History(self.ids[keep_T], offsets, times, tuple(ids[keep_T] for ids in self.side))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOf:
-    """Reads the histories of a batch: a list feature, and optionally its times as `sequence.name`."""
+    """Reads the histories of a batch.
+
+    Args:
+        feature: the list of items.
+        times: their times as `sequence.name`; None: none.
+        side: lists of the same lengths, of side features.
+    """
 
     feature: str
     times: str | None = None
+    side: tuple[str, ...] = ()
 
     def __call__(self, batch: Batch) -> History:
         """
         Raises:
-            ValueError: the times are missing in the batch.
+            ValueError: the times are missing in the batch, or a side feature has another number of ids than the items.
         """
         items = batch.sparse[self.feature]
+        side = [batch.sparse[name] for name in self.side]
+        if not torch.compiler.is_exporting():
+            for name, values in zip(self.side, side, strict=True):
+                if not torch.equal(values.lengths(), items.lengths()):
+                    raise ValueError(
+                        f"side feature {name!r} must have an id for each item of {self.feature!r}; list both in one of "
+                        "schema.sequences"
+                    )
         if self.times is not None and self.times not in batch.lists:
             raise ValueError(
                 f"the batch lacks the list {self.times!r}; it has {sorted(batch.lists)}. See schema.sequences"
             )
-        return History(items.values(), items.offsets().long(), None if self.times is None else batch.lists[self.times])
+        times = None if self.times is None else batch.lists[self.times]
+        return History(items.values(), items.offsets().long(), times, tuple(values.values() for values in side))
 
 
 def batch_of(feature: str, histories: Sequence[Sequence[int]]) -> Batch:

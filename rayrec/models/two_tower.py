@@ -117,7 +117,7 @@ class TwoTower(Retriever):
     def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
         is_positive = batch.label > 0
         index = {"positive": is_positive.nonzero().flatten(), "negative": (~is_positive).nonzero().flatten()}
-        if self.loss.kind.in_batch:
+        if self.loss.reads_all_positives(self.group):
             ids, negative = batch.sparse[self.item].values(), index["negative"]
             pool = [ids[index["positive"]], *([ids[negative]] if self.loss.hard_negatives else [])]
             index["pool"] = torch.cat(pool)

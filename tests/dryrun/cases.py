@@ -60,6 +60,7 @@ class Case:
         pipelined: batches come out of a TrainPipeline.
         resumed: before the last step everything is saved, spoilt and loaded.
         bf16: the dense part computes in bfloat16, without dropout of attention weights.
+        loss: kind of loss of a retriever; empty: its default.
     """
 
     world: int = 8
@@ -79,6 +80,7 @@ class Case:
     pipelined: bool = False
     resumed: bool = False
     bf16: bool = False
+    loss: str = ""
     steps: int = 3  # DDP builds its buckets again in the second
 
     @property
@@ -114,6 +116,7 @@ def built_in(case: Case) -> torch.nn.Module:
         return MODELS["din"](tables, 0, over_arch=[8, 1], attention=attention, device=DEVICE)
     settings: dict[str, Any] = {"times": "h.at"} if case.model == "hstu" else {}
     settings |= {"attention_dropout": 0.0} if case.bf16 else {}
+    settings |= {"loss": {"kind": case.loss}} if case.loss else {}
     return RETRIEVERS[case.model](tables, 0, history="f0", max_length=case.longest, device=DEVICE, **settings)
 
 

@@ -433,6 +433,42 @@ def test_a_question_is_the_newest_item_after_those_before_it() -> None:
     torch.testing.assert_close(asked.query, model.query(batch([one[:-1] for one in rows])))
 
 
+def test_side_features_are_added_to_the_items_that_are_read() -> None:
+    """Not to those that are asked for, in training, questions and requests."""
+    genre = EmbeddingConfig(num_embeddings=4, embedding_dim=DIM, name="genre", feature_names=["genre"], init_fn=_normal)
+    vectors = ItemVectors([*tables(), genre], "item", "cpu", 1, side=["genre"])
+    loss = {"kind": "sampled_softmax", "negatives": NEGATIVES}
+    model = NextItem(vectors, AsItIs(), HistoryOf("item", side=("genre",)), MOST, loss=loss)
+    of_item, of_genre = (vectors.embeddings.embeddings[name].weight for name in ("item", "genre"))
+    lengths = torch.tensor([len(items) for items in SEQUENCES] * 2)
+    items = [item for items in SEQUENCES for item in items]
+    ids = torch.tensor([*items, *(item % 4 for item in items)])
+
+    def with_side(item: int) -> torch.Tensor:
+        return (of_item[item] + of_genre[item % 4]) * DIM**0.5
+
+    rows = replace(batch(), sparse=KeyedJaggedTensor(["item", "genre"], ids, lengths=lengths))
+    newest = torch.stack([with_side(items[-1]) if items else torch.zeros(DIM) for items in SEQUENCES])
+    torch.testing.assert_close(model.query(rows), newest)
+    drawn = torch.arange(3)
+    found = model.pairs(rows, drawn)
+    kept = [items[-(MOST + 1) :] for items in SEQUENCES]
+    torch.testing.assert_close(found.query, torch.stack([with_side(item) for items in kept for item in items[:-1]]))
+    torch.testing.assert_close(found.items, of_item[found.ids])
+    torch.testing.assert_close(found.drawn, of_item[drawn])
+    torch.testing.assert_close(model.items(drawn), of_item[drawn])
+    asked = model.question(rows)
+    before = [with_side(items[-2]) if len(items) > 1 else torch.zeros(DIM) for items in SEQUENCES if items]
+    torch.testing.assert_close(asked.query, torch.stack(before))
+    lengths[1] += 1
+    lengths[0] -= 1
+    with pytest.raises(ValueError, match="side feature 'genre' must have an id for each item of 'item'; list both in"):
+        model.query(replace(rows, sparse=KeyedJaggedTensor(["item", "genre"], ids, lengths=lengths)))
+    narrow = replace(genre, embedding_dim=DIM + 1)
+    with pytest.raises(ValueError, match="side feature 'genre': its table has embedding_dim 7, the items' 6; they"):
+        ItemVectors([*tables(), narrow], "item", "cpu", 1, side=["genre"])
+
+
 def test_training_evaluation_and_a_request_ask_the_same_question() -> None:
     """With times, of the time of the item that is asked for; also of a history that is longer than the model reads."""
     model = make("softmax", "hstu").eval()

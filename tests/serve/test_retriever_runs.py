@@ -128,7 +128,8 @@ def test_narrow_numbers_ask_nearly_the_same(trained: Path, options: dict[str, An
     exported = export_run(trained, tmp_path / "tower", ExportOptions(**options, force=True))
     parity = exported.parity
     assert 0 < parity.logit_max < 1 and parity.overlap is not None
-    assert [place.table for place in exported.index.places] == ["history"], "the query reads no other table"
+    read = ["history", "action"] if trained.name == "hstu" else ["history"]
+    assert [place.table for place in exported.index.places] == read, "the query reads no other table"
     indexed = index_run(trained, tmp_path / "index", tower=tmp_path / "tower")
     assert indexed.parity is None and indexed.index.places == exported.index.places
     queries, vectors = queries_as_trained(trained)
@@ -172,7 +173,7 @@ def test_a_request_may_say_its_time(trained: Path, indexed: Path) -> None:
     """A model with times asks for the item at that time, as training does for each position."""
     retrieval = Retrieval(indexed)
     start = 1_700_000_000
-    row = {"history": [3, 10], "at": [start, start + 60]}
+    row = {"history": [3, 10], "action": [0, 1], "at": [start, start + 60]}
     asked = [{"row": row, "time": time} for time in (start + 60, start + 86_460, "2023-11-15T22:14:20", None)]
     body = json.dumps({"queries": asked, "vectors": True}).encode()
     if trained.name != "hstu":
@@ -184,7 +185,7 @@ def test_a_request_may_say_its_time(trained: Path, indexed: Path) -> None:
     torch.testing.assert_close(later, text, rtol=0, atol=0)
     assert not torch.allclose(now, later)
     model, _ = trained_batches(trained)
-    longer = {"history": [[3, 10, 17]], "at": [[start, start + 60, start + 86_460]]}
+    longer = {"history": [[3, 10, 17]], "action": [[0, 1, 2]], "at": [[start, start + 60, start + 86_460]]}
     mapping = retrieval.index.mapping
     assert isinstance(model, NextItem) and mapping is not None
     with torch.no_grad():  # training's query for the third item

@@ -19,9 +19,10 @@ import torch.distributed as dist
 import yaml
 from rich.console import Console
 
-from rayrec.models import RETRIEVERS
+from rayrec.models import RETRIEVERS, Retriever
 from rayrec.train import ConfigError, Display, RunFolder, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.tune.search import check_metric
+from tests.inference.runs import trained_batches
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
 ARGS: dict[str, dict[str, Any]] = {
     "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0},
-    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at"},
+    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at", "side": ["action"]},
     "two_tower": {"item": "item", "towers": [16]},
 }
 
@@ -40,10 +41,12 @@ def write(folder: Path, rows: int, seed: int) -> None:
     starts, lengths = random.integers(0, ITEMS, rows), random.integers(0, 9, rows)
     history = [[int(start + 7 * step) % ITEMS for step in range(n)] for start, n in zip(starts, lengths, strict=True)]
     times = [[1_700_000_000 + 60 * step for step in range(n)] for n in lengths]
+    actions = [[id % 3 for id in ids] for ids in history]
     item = [(one[-1] + 7) % ITEMS if one else 0 for one in history]
     folder.mkdir(parents=True)
-    columns = {"history": history, "at": times, "item": item, "label": [int(bool(one)) for one in history]}
-    schema = {"history": pa.list_(pa.int64()), "at": pa.list_(pa.int64()), "item": pa.int64(), "label": pa.int64()}
+    columns = {"history": history, "action": actions, "at": times, "item": item}
+    columns["label"] = [int(bool(one)) for one in history]
+    schema = {name: pa.list_(pa.int64()) if name in ("history", "action", "at") else pa.int64() for name in columns}
     for part in range(2):
         rows_of = {name: pa.array(values[part::2], schema[name]) for name, values in columns.items()}
         pq.write_table(pa.table(rows_of), folder / f"{part}.parquet", row_group_size=64)
@@ -76,6 +79,10 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
     ]
     if name != "two_tower":
         del raw["schema"]["sparse"][1], raw["tables"][1]
+    if name == "hstu":
+        raw["schema"]["sparse"].append({"name": "action", "kind": "id_list", "mapping": {"kind": "identity"}})
+        raw["schema"]["sequences"][0]["ids"].append("action")
+        raw["tables"].append({"name": "action", "rows": 3, "dim": 16, "features": ["action"]})
     raw["model"] = {"name": name, "args": copy.deepcopy(ARGS[name])}
     if name != "two_tower":
         raw["model"]["loss"] = {"kind": "sampled_softmax", "negatives": 40}
@@ -272,6 +279,13 @@ def test_a_published_protocol_is_ranked_from_a_config(data: Path, tmp_path: Path
     assert parse_config(raw).trainer.ranking.names == [
         "mrr", "hr@5", "hr@20", "recall@5", "recall@20", "ndcg@5", "ndcg@20", "coverage@5"
     ]  # fmt: skip
+    # A run that starts from the weights of another counts the items of its own rows.
+    later = pq.read_table(tmp_path / "train").slice(0, 100)
+    (tmp_path / "later").mkdir()
+    pq.write_table(later, tmp_path / "later" / "rows.parquet")
+    raw["data"]["train"], raw["init_from"], raw["name"] = str(tmp_path / "later"), str(done.folder), "later"
+    model, _ = trained_batches(Trainer(parse_config(raw)).fit().folder)
+    assert isinstance(model, Retriever) and float(model.loss.counted["frequency"].total) == 100
 
 
 def test_metrics_to_watch_and_rankings_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
@@ -311,10 +325,11 @@ def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Pat
     raw["schema"]["sparse"].append(item)
     apart = {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]}
     shared = {**raw["tables"][0], "features": ["history", "item"]}
-    subject = f"model {name} reads only the history 'history'; remove"
+    side = " and the side features 'action'" if name == "hstu" else ""
+    subject = f"model {name} reads only the history 'history'{side}; remove"
     for tables, text in [
         ([*raw["tables"], apart], f"tables.item: {subject} this table and its features: item"),
-        ([shared], f"tables.history.features: {subject} item here and from schema.sparse"),
+        ([shared, *raw["tables"][1:]], f"tables.history.features: {subject} item here and from schema.sparse"),
     ]:
         with pytest.raises(TrainError, match=text):
             Trainer(parse_config({**raw, "tables": tables})).fit()

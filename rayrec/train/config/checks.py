@@ -142,11 +142,12 @@ def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Sch
     """
     if model.name not in READ_A_HISTORY_ONLY:
         return None
-    history = model.args["history"]
-    subject = f"model {model.name} reads only the history {history!r}"
+    history, side = model.args["history"], model.args.get("side", [])
+    named = f" and the side features {', '.join(map(repr, side))}" if side else ""
+    subject = f"model {model.name} reads only the history {history!r}{named}"
     for table in tables:
-        unread = [feature for feature in table.features if feature != history]
-        if history not in table.features:
+        unread = [feature for feature in table.features if feature not in (history, *side)]
+        if len(unread) == len(table.features):
             return f"tables.{table.name}: {subject}; remove this table and its features: {', '.join(unread)}"
         if unread:
             return f"tables.{table.name}.features: {subject}; remove {', '.join(unread)} here and from schema.sparse"

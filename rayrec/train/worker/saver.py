@@ -28,6 +28,7 @@ from rayrec.checkpoint.retention import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.mapping.fingerprint import as_before
 from rayrec.distributed.comm import all_gather_object, broadcast_object, subgroup
+from rayrec.models import Retriever
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import is_lost_peer
@@ -194,7 +195,10 @@ class Saver:
     def _warm_start(self, learner: Learner) -> None:
         init = self._job.warm_start
         if init is not None:
-            loaded = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
+            names, module = init.names, learner.model.module
+            if isinstance(module, Retriever):  # counts of the other run's data; this one counts its own
+                names = replace(names, fresh=(*names.fresh, *(f"loss.{name}" for name in module.loss.counted)))
+            loaded = load_weights(init.store, init.checkpoint, learner.model, names, init.rows, self._group)
             if learner.dynamic is not None and init.maps:
                 init.store.load_maps(init.checkpoint, learner.dynamic.rectangles(init.maps), self._group)
                 learner.dynamic.finish_warm_start(init.maps)
