@@ -162,6 +162,26 @@ def _cell(hashed: Any, number: Any, cells: Any) -> Any:
     return ((_mix(hashed ^ _FIRST) >> nb.uint64(16 * number)) & nb.uint64(65535)) * cells >> nb.uint64(16)
 
 
+@nb.njit
+def _count_all(
+    count_N: Any, last_seen_R: Any, score_R: Any, clock: Any, half_life: Any, row_N: Any, statistics: Any
+) -> Any:
+    """Counts the lookups of a step in which each id has a row; returns the number of changes, 0.
+
+    No row changes owners, so that rows of this step need no mark."""
+    lookups, now = _ZERO, nb.uint32(clock)
+    for n in range(nb.uint64(row_N.size)):
+        count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, nb.uint64(row_N[n])
+        lookups += count
+        score = nb.uint64(score_R[row])
+        if half_life:
+            score = nb.uint64(_decayed(score_R[row], nb.uint64(last_seen_R[row]), clock, half_life))
+        score_R[row], last_seen_R[row] = nb.uint32(min(score + count, nb.uint64(_COUNT))), now
+    statistics[0] += nb.int64(lookups)
+    statistics[1] += nb.int64(lookups)
+    return _ZERO
+
+
 @compiled(_TYPES)
 def step(
     id_N: Any, count_N: Any, identity_R: Any, last_seen_R: Any, score_R: Any, cell_BC: Any, sighted_B: Any,
@@ -180,10 +200,11 @@ def step(
         Number of changes.
     """
     size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
-    key_M = np.empty(id_N.size, np.uint64)
     # 1. Find the rows of ids that have one and have not expired. The result does not depend on the order of lookups.
     lookups, own = _ZERO, _ZERO
-    _search(id_N, identity_R, buckets, first, bucket_rows, row_N)
+    if not _search(id_N, identity_R, buckets, first, bucket_rows, row_N) and ttl == 0:
+        return _count_all(count_N, last_seen_R, score_R, clock, half_life, row_N, statistics)
+    key_M = np.empty(id_N.size, np.uint64)
     for n in range(size):
         count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, row_N[n]
         lookups += count

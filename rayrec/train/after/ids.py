@@ -16,7 +16,6 @@ from rayrec.checkpoint.editing import edited
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data.arrays.hashing import hash_texts
 from rayrec.dynamic_ids import IdMap, SharedMap, TableMaps
-from rayrec.storage.errors import first_line
 from rayrec.train.after.export import find_checkpoint, parsed_config
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST
@@ -147,5 +146,5 @@ def _read_ids(path: Path, checkpoint: Checkpoint, shared: SharedMap) -> np.ndarr
             key = int(line)
             keys[number] = key - 2**64 if 2**63 <= key < 2**64 else key  # unsigned ids have the bits of signed ones
         except (ValueError, OverflowError):
-            raise TrainError(f"{path}, line {number + 1}: {first_line(repr(line))} is not an integer id") from None
+            raise TrainError(f"{path}, line {number + 1}: {line[:80]!r} is not an integer id") from None
     return np.unique(keys)

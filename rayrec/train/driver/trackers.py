@@ -249,4 +249,4 @@ class ExportedMetrics:
     def _set(self, values: Mapping[str, Any], tags: dict[str, str] | None = None) -> None:
         for name, value in values.items():
             if value is not None:
-                self._gauges[f"rayrec_{name}"].set(float(value), tags)
+                self._gauges[f"rayrec_{name}"].set(float(value), tags or {})

@@ -156,9 +156,8 @@ def make_learner(job: Job, session: Session) -> Learner:
         _compile_dense(model)
     shift, trainer = math.log(config.data.negative_rate), config.trainer
     shared = shared_maps(config)
-    rule = config.data_schema.dynamic.get(module.item) if isinstance(module, Retriever) else None
-    if rule is not None:
-        _check_items(module, rule, config)
+    if isinstance(module, Retriever) and module.item in config.data_schema.dynamic:
+        _check_items(module, config.data_schema.dynamic[module.item], config)
     return Learner(
         model,
         optimizer,
