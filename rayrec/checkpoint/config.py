@@ -18,6 +18,9 @@ class InitFromConfig(Section):
     fresh: list[str] = Field(
         default=[], description="tables, layers and modules of this run to initialize randomly instead"
     )
+    ids: dict[str, str] = Field(default={})
+    """feature with dynamic ids → vocabulary (`rayrec data vocabulary`) of the ids that take over their rows; needed if
+    the feature was hashed in that run"""
 
 
 class KeepBestConfig(Section):

@@ -37,13 +37,14 @@ app = typer.Typer(
 app.add_typer(data.data, name="data")
 app.add_typer(train.runs, name="runs")
 app.add_typer(train.checkpoints, name="checkpoint")
+app.add_typer(train.ids, name="ids")
 app.add_typer(serve.service, name="service")
 for command in (
     *(data.init, serve.export, serve.predict, serve.index, serve.retrieve, serve.serve, train.tune),
-    *(train.train, train.resume, train.stop, train.evaluate, train.plan, train.report, train.config, train.ids),
+    *(train.train, train.resume, train.stop, train.evaluate, train.plan, train.report, train.config),
 ):
     app.command()(command)
-for group in (app, data.data, train.runs, train.checkpoints, serve.service):
+for group in (app, data.data, train.runs, train.checkpoints, train.ids, serve.service):
     for info in group.registered_commands:
         info.cls = OnceCommand
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
 from rayrec.cli.output import after_evaluation, after_training
@@ -296,13 +297,51 @@ def tune(
     display.say(f"best config: {folder_of(read).partition('?')[0]}/best.yaml")
 
 
-def ids(run_dir: RunDir, checkpoint: WhichCheckpoint = "newest") -> None:
+class _ListsByDefault(TyperGroup):
+    """`rayrec ids RUN` is `rayrec ids list RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+ids = typer.Typer(
+    name="ids",
+    cls=_ListsByDefault,
+    help="Tables with dynamic ids: list the ids that have rows (rayrec ids RUN_DIR), and remove ids.",
+    no_args_is_help=True,
+)
+
+
+@ids.command("list")
+def list_ids(run_dir: RunDir, checkpoint: WhichCheckpoint = "newest") -> None:
     """List the ids that have rows in tables with dynamic ids, as CSV."""
     from rayrec.train.after.ids import ids_of_run
 
     typer.echo("table,id,row,count,last_seen")
     for one in ids_of_run(run_dir, checkpoint):
         typer.echo(f"{one.table},{one.id},{one.row},{one.count},{one.last_seen}")
+
+
+@ids.command()
+def forget(
+    run_dir: RunDir,
+    file: Annotated[Path, typer.Option("--ids", parser=path, metavar="FILE", help="Text file, an id in each line.")],
+    table: Annotated[
+        str | None, typer.Option(help="Table to remove them from; needed if the run has several with other ids.")
+    ] = None,
+) -> None:
+    """Remove ids with their weights and optimizer state, in a new checkpoint of a run that is not training."""
+    from rayrec.train.after.ids import forget as forget_ids
+
+    done = forget_ids(run_dir, file, table)
+    others = f"; {done.unknown:,} have no row" if done.unknown else ""
+    typer.echo(f"removed {done.found:,} ids{others}: {done.checkpoint.path}")
+    if done.earlier:
+        typer.echo(f"still in {len(done.earlier)} earlier checkpoints (rayrec checkpoint prune {run_dir} --keep 1)")
+    if done.found:
+        typer.echo("exports and backups that were made before still have them: export again")
 
 
 @runs.command("list")

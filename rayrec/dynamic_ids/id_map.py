@@ -14,6 +14,9 @@ from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED, ZERO, Layou
 LOOPS = "rayrec.dynamic_ids.loops"
 # State by row, and by bucket: a rank's rows of each array are those of its buckets.
 BY_ROW = {"identity": np.int64, "last_seen": np.uint32, "score": np.uint32}
+# What a step counts, in the order of the numbers.
+COUNTED = ("lookups", "own", "admitted", "evicted", "expired", "waiting", "refused")
+_NO_COUNTS = np.empty(0, np.uint32)
 BY_BUCKET = {"cells": np.uint8, "sighted": np.uint32}
 
 
@@ -51,12 +54,17 @@ class Mapped:
     Args:
         rows: Local row of each lookup, int64 `[N]`.
         changes: Rows to reset before the lookup.
-        statistics: Counts of this step by name, see `loops.STATISTICS`; ranks' counts add up to the table's.
+        counted: Counts of this step, in the order of `COUNTED`; ranks' counts add up to the table's.
     """
 
     rows: np.ndarray
     changes: Changes
-    statistics: dict[str, int]
+    counted: np.ndarray
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """The counts by name."""
+        return dict(zip(COUNTED, self.counted.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +101,13 @@ class IdMap:
         self.last_seen, self.score = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
         self.cells = np.zeros((len(self.buckets), cells), np.uint8)
         self.sighted = np.zeros(len(self.buckets), np.uint32)
+        layout = self.layout
+        self._rules = (
+            chances(config), layout.buckets, self.buckets.start, layout.bucket_rows, layout.own_rows,
+            config.ttl_s or 0, config.half_life_s or 0, int(config.evict), config.min_count, config.seed % 2**64,
+        )  # fmt: skip
+        self._row = self._old = self._new = np.empty(0, np.int64)
+        self._kind = np.empty(0, np.uint8)
 
     @property
     def first_row(self) -> int:
@@ -109,21 +124,21 @@ class IdMap:
         if not 0 <= clock <= LATEST:
             raise ValueError(f"clock={clock} must be seconds from 0 to {LATEST}")
         ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
-        config, layout, size = self.config, self.layout, len(ids)
+        size = len(ids)
         self.clock = max(self.clock, clock)
         module, rows = loops(LOOPS), np.empty(size, np.int64)
-        row, old, new = (np.empty(2 * size, np.int64) for _ in range(3))
-        kind, statistics = np.empty(2 * size, np.uint8), np.zeros(len(module.STATISTICS), np.int64)
+        if len(self._kind) < 2 * size:
+            self._row, self._old, self._new = (np.empty(2 * size, np.int64) for _ in range(3))
+            self._kind = np.empty(2 * size, np.uint8)
+        statistics = np.zeros(len(COUNTED), np.int64)
         changes = module.step(
-            ids, np.empty(0, np.uint32) if counts is None else counts, self.identity, self.last_seen, self.score,
-            self.cells, self.sighted, chances(config), layout.buckets, self.buckets.start, layout.bucket_rows,
-            layout.own_rows, self.clock, config.ttl_s or 0, config.half_life_s or 0, int(config.evict),
-            config.min_count, config.seed % 2**64, rows, row, old, new, kind, statistics,
+            ids, _NO_COUNTS if counts is None else counts, self.identity, self.last_seen, self.score, self.cells,
+            self.sighted, *self._rules[:5], self.clock, *self._rules[5:], rows, self._row, self._old, self._new,
+            self._kind, statistics,
         )  # fmt: skip
-        events = Changes(row=row[:changes], old=old[:changes], new=new[:changes], kind=kind[:changes])
-        return Mapped(
-            rows=rows, changes=events, statistics=dict(zip(module.STATISTICS, statistics.tolist(), strict=True))
-        )
+        arrays = (self._row, self._old, self._new, self._kind)
+        row, old, new, kind = (array[:changes].copy() if changes else array[:0] for array in arrays)
+        return Mapped(rows=rows, changes=Changes(row=row, old=old, new=new, kind=kind), counted=statistics)
 
     def find(self, ids: np.ndarray, unseen: int = HASHED) -> np.ndarray:
         """The local row of each id, for evaluation: inserts, counts and touches nothing.
@@ -168,12 +183,12 @@ class IdMap:
         self.last_seen[rows] = self.score[rows] = 0
         return Changes(row=rows, old=old, new=np.zeros_like(old), kind=kinds)
 
-    def statistics(self) -> dict[str, float]:
-        """How full the owned buckets are: rows with an id, rows that could have one, share of full buckets."""
+    def statistics(self) -> dict[str, int]:
+        """How full the owned buckets are: rows with an id, rows that could have one, full buckets, buckets."""
         used = self.used().reshape(-1, self.layout.bucket_rows).sum(1)
-        room = len(self.buckets) * self.layout.own_rows
-        full = float((used == self.layout.own_rows).mean()) if room else 0.0
-        return {"rows_used": int(used.sum()), "rows": room, "full_buckets": full}
+        own_rows, buckets = self.layout.own_rows, len(self.buckets)
+        full = int((used == own_rows).sum())
+        return {"rows_used": int(used.sum()), "rows": buckets * own_rows, "full_buckets": full, "buckets": buckets}
 
     def state(self) -> dict[str, np.ndarray]:
         """The arrays, not copied: `BY_ROW` `[rows]`, `BY_BUCKET` `[buckets, ...]`. A checkpoint also holds `clock`."""

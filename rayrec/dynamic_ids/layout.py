@@ -77,6 +77,10 @@ class Layout:
         shared = (mix(ids) & _LOW) * np.uint64(self.bucket_rows - self.own_rows) >> _HALF
         return self.bucket(ids) * self.bucket_rows + self.own_rows + shared.astype(np.int64)
 
+    def fallback_rows(self) -> np.ndarray:
+        """All rows of the whole table that ids share, in order."""
+        return np.arange(self.rows).reshape(self.buckets, -1)[:, self.own_rows :].ravel()
+
     def empty(self, buckets: range) -> np.ndarray:
         """The identities of empty rows of these buckets."""
         identities = np.full(len(buckets) * self.bucket_rows, EMPTY, np.int64)

@@ -12,12 +12,11 @@ import numba as nb
 import numpy as np
 
 from rayrec._runtime.numba_loops import compiled
-from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST
+from rayrec.dynamic_ids.layout import BUCKET_ROWS, EMPTY, EMPTY_IN_FIRST
 
 CELLS = 4  # cells of a filter per id
 TAKEN, LEFT, EXPIRED = 1, 2, 4  # bits of a change: an id took the row; an id lost the row; it lost it by age
 LARGEST_COUNT = 2**31 - 1  # the highest bit of a score marks rows that this step looked up
-STATISTICS = ("lookups", "own", "admitted", "evicted", "expired", "waiting", "refused")
 
 _ZERO, _ONE, _HALF, _LOW = nb.uint64(0), nb.uint64(1), nb.uint64(32), nb.uint64(2**32 - 1)
 _SHIFT, _FIRST, _SECOND = nb.uint64(33), nb.uint64(0xFF51AFD7ED558CCD), nb.uint64(0xC4CEB9FE1A85EC53)
@@ -38,14 +37,36 @@ def _mix(number: Any) -> Any:
 
 
 @nb.njit(inline="always")
-def _slot(identity_R: Any, base: Any, own_rows: Any, key: Any) -> Any:
+def _slot(identity_R: Any, base: Any, bucket_rows: Any, key: Any) -> Any:
     """The slot of an id in its bucket, counted from 1; 0 if the bucket does not have the id.
 
-    Without branches, so that the compiler compares 4 or 8 rows at once."""
+    Compares all rows, because fallback rows never have an id, and without branches, so that the compiler compares 4 or
+    8 rows at once."""
     slot = _ZERO
-    for number in range(own_rows):
+    for number in range(bucket_rows):
         slot += number + _ONE if identity_R[base + number] == key else _ZERO
     return slot
+
+
+@nb.njit
+def _search(id_N: Any, identity_R: Any, buckets: Any, first: Any, bucket_rows: Any, row_N: Any) -> Any:
+    """Sets the row that has each id, or -1. Returns the number of ids without a row.
+
+    A loop of its own, so that the processor overlaps the memory accesses of several ids."""
+    missing = 0
+    if bucket_rows == nb.uint64(BUCKET_ROWS):  # as in nearly all tables: unrolled, with no rest to compare singly
+        for n in range(nb.uint64(id_N.size)):
+            base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * nb.uint64(BUCKET_ROWS)
+            slot = _slot(identity_R, base, nb.uint64(BUCKET_ROWS), id_N[n])
+            row_N[n] = nb.int64(base + slot) - 1 if slot else -1
+            missing += slot == _ZERO
+        return missing
+    for n in range(nb.uint64(id_N.size)):
+        base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * bucket_rows
+        slot = _slot(identity_R, base, bucket_rows, id_N[n])
+        row_N[n] = nb.int64(base + slot) - 1 if slot else -1
+        missing += slot == _ZERO
+    return missing
 
 
 @nb.njit(inline="always")
@@ -64,16 +85,16 @@ def find(
         last_seen_R: Empty if no row can have expired.
         unseen: Result for an id without a row; -2: its fallback row.
     """
+    missing, expires = _search(id_N, identity_R, buckets, first, bucket_rows, row_N), ttl and last_seen_R.size
+    if not missing and not expires:
+        return
     for n in range(nb.uint64(id_N.size)):
-        hashed = _mix(nb.uint64(id_N[n]))
-        base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
-        slot = _slot(identity_R, base, own_rows, id_N[n])
-        row = base + slot - _ONE
-        if slot and ttl and last_seen_R.size and clock - last_seen_R[row] > ttl:
-            slot = _ZERO
-        if slot:
-            row_N[n] = row
-        elif unseen == -2:
+        row = row_N[n]
+        if row >= 0 and not (expires and clock - last_seen_R[nb.uint64(row)] > ttl):
+            continue
+        if unseen == -2:
+            hashed = _mix(nb.uint64(id_N[n]))
+            base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
             row_N[n] = _fallback(base, own_rows, bucket_rows, hashed)
         else:
             row_N[n] = unseen
@@ -141,6 +162,26 @@ def _cell(hashed: Any, number: Any, cells: Any) -> Any:
     return ((_mix(hashed ^ _FIRST) >> nb.uint64(16 * number)) & nb.uint64(65535)) * cells >> nb.uint64(16)
 
 
+@nb.njit
+def _count_all(
+    count_N: Any, last_seen_R: Any, score_R: Any, clock: Any, half_life: Any, row_N: Any, statistics: Any
+) -> Any:
+    """Counts the lookups of a step in which each id has a row; returns the number of changes, 0.
+
+    No row changes owners, so that rows of this step need no mark."""
+    lookups, now = _ZERO, nb.uint32(clock)
+    for n in range(nb.uint64(row_N.size)):
+        count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, nb.uint64(row_N[n])
+        lookups += count
+        score = nb.uint64(score_R[row])
+        if half_life:
+            score = nb.uint64(_decayed(score_R[row], nb.uint64(last_seen_R[row]), clock, half_life))
+        score_R[row], last_seen_R[row] = nb.uint32(min(score + count, nb.uint64(_COUNT))), now
+    statistics[0] += nb.int64(lookups)
+    statistics[1] += nb.int64(lookups)
+    return _ZERO
+
+
 @compiled(_TYPES)
 def step(
     id_N: Any, count_N: Any, identity_R: Any, last_seen_R: Any, score_R: Any, cell_BC: Any, sighted_B: Any,
@@ -159,14 +200,11 @@ def step(
         Number of changes.
     """
     size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
-    key_M = np.empty(id_N.size, np.uint64)
     # 1. Find the rows of ids that have one and have not expired. The result does not depend on the order of lookups.
-    # The search is a separate loop, so that the processor overlaps the memory accesses of several ids.
     lookups, own = _ZERO, _ZERO
-    for n in range(size):
-        base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * bucket_rows
-        slot = _slot(identity_R, base, own_rows, id_N[n])
-        row_N[n] = nb.int64(base + slot) - 1 if slot else -1
+    if not _search(id_N, identity_R, buckets, first, bucket_rows, row_N) and ttl == 0:
+        return _count_all(count_N, last_seen_R, score_R, clock, half_life, row_N, statistics)
+    key_M = np.empty(id_N.size, np.uint64)
     for n in range(size):
         count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, row_N[n]
         lookups += count
@@ -209,7 +247,7 @@ def step(
                 begin_D[distinct], count_D[distinct] = m, _ZERO
                 distinct += _ONE
                 key = id_N[lookup_M[m]]
-                slot = _slot(identity_R, base, own_rows, key)
+                slot = _slot(identity_R, base, bucket_rows, key)
                 if slot:
                     row = base + slot - _ONE
                     identity_R[row], last_seen_R[row], score_R[row] = empty, nb.uint32(0), nb.uint32(0)

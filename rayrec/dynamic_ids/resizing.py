@@ -56,9 +56,8 @@ def resized(whole: IdMap, config: DynamicIds) -> Resized:
     listing = replace(listing, counts=whole.score[listing.rows])
     new = _placed(listing, config, whole.clock)
     old_layout, layout = whole.layout, config.layout
-    shared = np.arange(layout.rows).reshape(layout.buckets, -1)[:, layout.own_rows :]
-    old_shared = np.arange(old_layout.rows).reshape(old_layout.buckets, -1)[:, old_layout.own_rows :].ravel()
-    new.source[shared.ravel()] = old_shared[np.arange(shared.size) * old_shared.size // shared.size]
+    shared, old_shared = layout.fallback_rows(), old_layout.fallback_rows()
+    new.source[shared] = old_shared[np.arange(shared.size) * old_shared.size // shared.size]
     split, rest = divmod(layout.buckets, old_layout.buckets)
     if not rest and new.ids.cells.shape[1] == whole.cells.shape[1]:
         new.ids.cells[...], new.ids.sighted[...] = (np.repeat(own, split, 0) for own in (whole.cells, whole.sighted))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayrec._runtime.numba_loops import loops
 from rayrec.dynamic_ids.config import Evict
-from rayrec.dynamic_ids.id_map import LOOPS, IdMap, chances
+from rayrec.dynamic_ids.id_map import COUNTED, LOOPS, IdMap, chances
 from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED
 
 WINDOWS = 1 << 16  # lookups whose buckets are read at a time, which bounds memory
@@ -35,7 +35,7 @@ class DeviceChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMapped:
-    """As `Mapped`; the statistics are a tensor in the order of `loops.STATISTICS`."""
+    """As `Mapped`; the statistics are a tensor in the order of `COUNTED`."""
 
     rows: Tensor
     changes: DeviceChanges
@@ -79,7 +79,7 @@ class DeviceIdMap:
         if not ids.numel():
             none = ids.new_zeros(0)
             changes = DeviceChanges(row=none, old=none, new=none, kind=none)
-            return DeviceMapped(rows=none, changes=changes, statistics=ids.new_zeros(len(loops(LOOPS).STATISTICS)))
+            return DeviceMapped(rows=none, changes=changes, statistics=ids.new_zeros(len(COUNTED)))
         hashed = _mix(ids)
         order = torch.argsort(hashed ^ _LOWEST, stable=True)  # as unsigned numbers
         hashed, id_N = hashed[order], ids[order]

@@ -8,7 +8,6 @@ package has no collectives.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from rayrec.dynamic_ids.clock import advance, newest_times
 from rayrec.dynamic_ids.config import DynamicIds
-from rayrec.dynamic_ids.id_map import BY_ROW, IdMap
+from rayrec.dynamic_ids.id_map import BY_ROW, COUNTED, IdMap, Mapped
 from rayrec.dynamic_ids.layout import HASHED, ZERO
 
 Messages = list[np.ndarray]
@@ -53,6 +52,10 @@ class Fresh:
     ids: np.ndarray
 
 
+_NONE = np.empty(0, np.int64)
+_NO_ROWS = Fresh(rows=_NONE, ids=_NONE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRange:
     """A range of a state array of a whole table, as it is saved.
@@ -82,9 +85,9 @@ class TableMaps:
     def __init__(self, shared: Sequence[SharedMap], rank: int, ranks: int, exchange: Exchange) -> None:
         self.shared = tuple(shared)
         self.maps = [IdMap(each.config, rank, ranks) for each in self.shared]
-        self._ranks, self._exchange = ranks, exchange
+        self.rank, self.ranks, self._exchange = rank, ranks, exchange
         self._clocks = np.zeros(len(self.maps), np.int64)
-        self._totals = [Counter[str]() for _ in self.maps]
+        self._totals = [np.zeros(len(COUNTED), np.int64) for _ in self.maps]
 
     def step(
         self, ids: Sequence[np.ndarray], times: np.ndarray | None, number: int
@@ -100,25 +103,39 @@ class TableMaps:
             For each map, the row in the whole table of each id, and the rows to reset before the step's lookup, which
             are the same on every rank.
         """
-        newest = np.empty(0, np.int64) if times is None else newest_times(times)
+        newest = _NONE if times is None else newest_times(times)
+        if self.ranks == 1:
+            alone = [self._step(n, own_ids, [newest], number) for n, own_ids in enumerate(ids)]
+            return [mapped.rows for mapped, _ in alone], [fresh for _, fresh in alone]
         splits, requests = self._ask(ids, newest)
         answers: list[Messages] = [[] for _ in requests]
         newest_of_ranks = [request.pop(0) for request in requests]
-        for own, shared, parts, total in zip(
-            self.maps, self.shared, zip(*requests, strict=True), self._totals, strict=True
-        ):
-            clock = advance(own.clock, newest_of_ranks) if shared.timed else number
-            mapped = own.step(np.concatenate(parts), clock)
-            total.update(mapped.statistics)
-            taken = mapped.changes.taken
-            fresh = [mapped.changes.row[taken] + own.first_row, mapped.changes.new[taken]]
+        for n, (own, parts) in enumerate(zip(self.maps, zip(*requests, strict=True), strict=True)):
+            mapped, fresh = self._step(n, np.concatenate(parts), newest_of_ranks, number)
             rows = np.split(mapped.rows + own.first_row, np.cumsum([len(part) for part in parts])[:-1])
             for answer, own_rows in zip(answers, rows, strict=True):
-                answer += [own_rows, *fresh]
+                answer += [own_rows, fresh.rows, fresh.ids]
         replies = self._answered(answers)
         rows_of = [split.joined([reply[3 * n] for reply in replies]) for n, split in enumerate(splits)]
         taken_of = [[np.concatenate([reply[3 * n + k] for reply in replies]) for k in (1, 2)] for n in range(len(ids))]
         return rows_of, [Fresh(rows=rows, ids=new) for rows, new in taken_of]
+
+    def _step(
+        self, position: int, ids: np.ndarray, newest_of_ranks: Sequence[np.ndarray], number: int
+    ) -> tuple[Mapped, Fresh]:
+        """A step of the owned buckets of a map, with local rows; and the rows of the whole table that an id took."""
+        own, clock = self.maps[position], number
+        if self.shared[position].timed:
+            clock = advance(own.clock, newest_of_ranks)
+            if not own.clock and clock:  # of a vocabulary, or before the first known time: seen at that time
+                own.last_seen[own.score > 0] = clock
+        mapped = own.step(ids, clock)
+        self._totals[position] += mapped.counted
+        changes = mapped.changes
+        if not len(changes.row):
+            return mapped, _NO_ROWS
+        taken = changes.taken
+        return mapped, Fresh(rows=changes.row[taken] + own.first_row, ids=changes.new[taken])
 
     def find(self, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The row in the whole table of each id, for evaluation; changes nothing. A collective.
@@ -126,7 +143,7 @@ class TableMaps:
         Returns:
             For each map, rows int64; -1 for an id that is left out.
         """
-        splits, requests = self._ask(ids, np.empty(0, np.int64))
+        splits, requests = self._ask(ids, _NONE)
         answers: list[Messages] = [[] for _ in requests]
         for request, answer in zip(requests, answers, strict=True):
             for own, shared, part in zip(self.maps, self.shared, request[1:], strict=True):
@@ -138,13 +155,13 @@ class TableMaps:
 
     def _ask(self, ids: Sequence[np.ndarray], newest: np.ndarray) -> tuple[list[_Split], list[Messages]]:
         """Sends ids to their owners. Returns the splits, and what each rank asks: its newest times, then its ids."""
-        splits = [_Split.of(own, each, self._ranks) for own, each in zip(self.maps, ids, strict=True)]
-        sent = [[newest, *(split.parts[rank] for split in splits)] for rank in range(self._ranks)]
+        splits = [_Split.of(own, each, self.ranks) for own, each in zip(self.maps, ids, strict=True)]
+        sent = [[newest, *(split.parts[rank] for split in splits)] for rank in range(self.ranks)]
         return splits, self._answered(sent)
 
     def _answered(self, messages: list[Messages]) -> list[Messages]:
         """Exchanges a list of arrays with each rank."""
-        if self._ranks == 1:
+        if self.ranks == 1:
             return messages
         return [_unpacked(message) for message in self._exchange([_packed(arrays) for arrays in messages])]
 
@@ -173,10 +190,9 @@ class TableMaps:
         """For each map, counts of the steps since the last call and of the rows in use; ranks' counts add up."""
         taken = {}
         for number, (shared, own) in enumerate(zip(self.shared, self.maps, strict=True)):
-            state = own.statistics()
-            counts = {"rows_used": int(state["rows_used"]), "rows": int(state["rows"])}
-            taken[shared.name] = {**self._totals[number], **counts}
-            self._totals[number] = Counter()
+            counted = dict(zip(COUNTED, self._totals[number].tolist(), strict=True))
+            taken[shared.name] = {**counted, **own.statistics()}
+            self._totals[number][:] = 0
         return taken
 
     def by_feature(self) -> dict[str, IdMap]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import torch
 
-from rayrec.data import Identity, Mapping, Vocabulary
+from rayrec.data import Dynamic, Identity, Mapping, Vocabulary
 
 
 class ItemRows:
@@ -18,6 +18,9 @@ class ItemRows:
     def __init__(self, mapping: Mapping, feature: str) -> None:
         sparse = next(sparse for sparse in mapping.schema.sparse if sparse.name == feature)
         scalar = sparse.model_copy(update={"kind": "id", "column": "id", "max_length": None})
+        if isinstance(scalar.mapping, Dynamic):  # an id without a row of its own is left out
+            rule = scalar.mapping.model_copy(update={"unseen": "zero"})
+            scalar = scalar.model_copy(update={"mapping": rule})
         schema = mapping.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
         self._rule, self._mapping = scalar.mapping, Mapping(schema, mapping.rows_of, labels=False)
 

@@ -52,3 +52,33 @@ class Corpus:
     def _moved(self, places: torch.Tensor, factor: int) -> torch.Tensor:
         inside = (places >= 0) & (places < self.spread)
         return torch.where(inside, places.clamp(0, self.spread - 1) * factor % self.spread, places)
+
+
+class ListedCorpus:
+    """The items with these rows; as `Corpus`, for tables whose ids come and go.
+
+    Args:
+        rows: `[I]`, distinct, in order.
+    """
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, items: torch.Tensor) -> torch.Tensor:
+        """The table rows of items."""
+        return self._rows.to(items.device)[items]
+
+    def all_rows(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """The table row of each item, `[I]`."""
+        return self._rows.to(device or self._rows.device)
+
+    def items(self, rows: torch.Tensor) -> torch.Tensor:
+        """The items with these table rows; -1 for rows of no item."""
+        listed = self.all_rows(rows.device)
+        if not len(listed):
+            return torch.full_like(rows, -1)
+        places = torch.searchsorted(listed, rows).clamp(max=len(listed) - 1)
+        return torch.where(listed[places] == rows, places, -1)

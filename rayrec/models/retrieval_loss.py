@@ -211,6 +211,11 @@ class RetrievalLoss(nn.Module):
         for module in self.counted.values():
             module.set_counts(counts_I)
 
+    def renew(self, rows: torch.Tensor) -> None:
+        """Forgets the estimated frequency of items, whose rows now belong to other items."""
+        if isinstance(self.frequency, StreamingFrequency):
+            self.frequency.renew(rows)
+
     def use_corpus(self, corpus: Corpus) -> None:
         """Sets the rows of the item table that are items; the others are neither positives nor negatives."""
         self.corpus = corpus

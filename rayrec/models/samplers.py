@@ -153,6 +153,11 @@ class StreamingFrequency(nn.Module):
         self.register_buffer("_last", torch.zeros(num_items, dtype=torch.int64))
         self.register_buffer("_gap", torch.zeros(num_items))
 
+    def renew(self, rows: torch.Tensor) -> None:
+        """Forgets the estimate of items."""
+        rows = rows.to(self._last.device)
+        self._last[rows], self._gap[rows] = 0, 0.0
+
     def log_q(
         self,
         ids: torch.Tensor,

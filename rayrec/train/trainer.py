@@ -226,7 +226,9 @@ class Trainer:
             vectors=initial_vectors(config, mapping) if self._starts_from_vectors() else (),
             periods=self._periods,
             sets=sets,
-            popular=isinstance(model, Retriever) and self._periods is None,
+            popular=isinstance(model, Retriever)
+            and self._periods is None
+            and model.item not in config.data_schema.dynamic,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 from safetensors.torch import load_file
 
 from rayrec.data import DataError, Mapping, Schema
-from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export
-from rayrec.inference import ExportOptions, Model
+from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export, first_weights
+from rayrec.inference import ExportOptions, ItemIndex, Model
 from rayrec.train import Trainer, TrainError, export_run, parse_config
 from tests.dynamic_ids.test_training import raw_of, saved
-from tests.inference.runs import command
-from tests.train.small import USERS, write_all
+from tests.inference.runs import command, refused
+from tests.train.small import USERS, learner_of, make_job, write_all
+from tests.train.test_retrieval_run import ITEMS, with_dynamic_ids
+from tests.train.test_retrieval_run import raw_config as retriever_config
+from tests.train.test_retrieval_run import write as write_histories
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +113,76 @@ def test_another_run_starts_with_the_ids_and_rows_of_a_run(run: Path, tmp_path: 
         Trainer(parse_config(raw)).fit()
 
 
+def test_ids_of_a_vocabulary_and_of_a_hash_take_their_rows_along(tmp_path: Path) -> None:
+    """With room for all, each id has the vector that it had, whatever row that was in."""
+    folder = write_all(tmp_path, rows=700)
+    for name in ("user", "item"):
+        command("data", "vocabulary", folder / "train", "--column", name, "--out", tmp_path / f"{name}.parquet")
+    raw, runs = raw_of(folder, tmp_path / "runs", name="earlier"), tmp_path / "runs"
+    user, item, city, _ = raw["schema"]["sparse"]
+    user["mapping"] = {"kind": "vocabulary", "path": str(tmp_path / "user.parquet"), "oov_rows": 2}
+    item["mapping"], city["mapping"] = {"kind": "hash"}, {"kind": "hash"}
+    raw["tables"][0]["rows"], raw["tables"][1]["rows"] = 50, 40
+    earlier = Trainer(parse_config(raw)).fit().folder
+    began, rows = saved(raw), pa.concat_tables([pq.read_table(path) for path in (folder / "train").iterdir()])
+    old = Mapping.from_config(earlier / "config.yaml").to_batch(rows).sparse
+
+    raw = raw_of(folder, runs, name="dynamic", init_from={"path": str(earlier), "fresh": ["city"]})
+    raw["schema"]["sparse"][0]["mapping"] = {"kind": "dynamic"}
+    raw["tables"][0]["rows"] = raw["tables"][1]["rows"] = 256
+    raw["optimizers"]["sparse"]["lr"] = 1e-30
+    with pytest.raises(TrainError, match=r"'item' was hashed.*`rayrec data vocabulary`.*init_from.ids.item"):
+        Trainer(parse_config(raw)).fit()
+    raw["init_from"]["ids"] = {"item": str(tmp_path / "item.parquet")}
+    now = Trainer(parse_config(raw)).fit().folder
+    then, listed = saved(raw), [line.split(",") for line in command("ids", now).splitlines()[1:]]
+    for name in ("user", "item"):
+        new = {int(key): int(row) for table, key, row, *_ in listed if table == name}
+        assert new.keys() == {*rows[name].to_pylist()}
+        (key,) = (key for key in then if key.startswith("table/") and key.endswith(f".{name}"))
+        found = then[key][[new[one] for one in rows[name].to_pylist()]]
+        assert torch.equal(found, began[key][old[name].values().long()]), name
+
+
+def test_forgotten_ids_leave_with_their_state_and_come_back_as_new(run: Path, tmp_path: Path) -> None:
+    copy, file = Path(shutil.copytree(run, tmp_path / "runs" / run.name)), tmp_path / "ids.txt"
+    raw = raw_of(run.parent.parent, copy.parent)
+    before, listed = (
+        saved(raw),
+        [line.split(",") for line in command("ids", run).splitlines() if line.startswith("user")],
+    )
+    keys, rows = zip(*((int(key), int(row)) for _, key, row, *_ in listed[:3]), strict=True)
+    file.write_text("\n".join(map(str, [*keys, 2**62])))
+    assert "several tables have dynamic ids: choose one of user, item, city" in refused(
+        "ids", "forget", copy, "--ids", file
+    )
+    assert "removed 3 ids; 1 have no row" in command("ids", "forget", copy, "--ids", file, "--table", "user")
+    after, gone = saved(raw), torch.zeros(24, dtype=torch.bool)
+    gone[list(rows)] = True
+    for name, tensor in before.items():
+        if ".user" in name:
+            assert (after[name][gone] == 0).all() and torch.equal(after[name][~gone], tensor[~gone]), name
+        elif not name.startswith("map/user/"):
+            assert torch.equal(after[name], tensor), name
+    assert {int(line.split(",")[1]) for line in command("ids", copy).splitlines() if line.startswith("user")} == {
+        int(key) for _, key, *_ in listed[3:]
+    }
+    assert "removed 0 ids" in command("ids", "forget", copy, "--ids", file, "--table", "user")
+    # The run goes on, with tables that no longer train: ids that come again have the first weights of their seeds.
+    raw["trainer"]["epochs"], raw["optimizers"]["sparse"]["lr"] = 3, 1e-30
+    Trainer(parse_config(raw)).fit()
+    tensors, (path,) = saved(raw), [name for name in before if name.startswith("table/") and name.endswith(".user")]
+    table = learner_of(make_job(raw)).model.tables()[path.removeprefix("table/")]
+    back = [
+        row for row in range(24) if tensors["map/user/score"][row] and int(tensors["map/user/identity"][row]) in keys
+    ]
+    ids = tensors["map/user/identity"][back].numpy()
+    fresh = first_weights(ids, 8, table="user", seed=table.seed, low=-(24**-0.5), high=24**-0.5)
+    assert back and torch.equal(tensors[path][back], torch.from_numpy(fresh))
+    file.write_text("7\nseven")
+    assert "line 2: 'seven' is not an integer id" in refused("ids", "forget", copy, "--ids", file, "--table", "user")
+
+
 def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:
     configs = [DynamicIds(rows=24), DynamicIds(rows=30, min_count=2), DynamicIds(rows=8)]
     arrays = [array for config in configs for array in IdMap(config).state().values()]
@@ -121,6 +195,10 @@ def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:
     assert all(0 < table["own_share"] <= 1 for tables in told[1:] for table in tables.values())
     assert sum(tables["user"]["expired"] + tables["user"]["evicted"] for tables in told) > 0
     assert sum(tables["item"]["waiting"] for tables in told) > 0
+    assert all(0 <= table["full_share"] <= 1 for tables in told for table in tables.values())
+    report, last = (run / "report.html").read_text(), told[-1]["user"]
+    cells = [f"{last['rows_used']:,}", f"{last['rows']:,}", f"{last['full_share']:.1%}", f"{last['own_share']:.1%}"]
+    assert "</td><td class='num'>".join(["user", *cells]) in report
 
 
 @pytest.mark.parametrize("unseen", ["hashed", "zero"])
@@ -147,3 +225,21 @@ def test_nulls_defaults_and_unsigned_ids(tmp_path: Path, unseen: str) -> None:
 def test_a_mapping_without_the_map_is_refused(run: Path) -> None:
     with pytest.raises(DataError, match=r"'user', 'item', 'city'.* have dynamic ids.*export the run"):
         Mapping.from_config(run / "config.yaml")
+
+
+def test_an_index_has_the_items_that_have_a_row_and_a_query_finds_them(tmp_path: Path) -> None:
+    for part, rows in (("train", 400), ("eval", 60)):
+        write_histories(tmp_path / part, rows, seed=len(part))
+    raw = with_dynamic_ids(retriever_config(tmp_path, "sasrec"), rows=32)  # for 60 items
+    raw["trainer"] |= {"epochs": 1, "early_stopping": None}
+    run = Trainer(parse_config(raw)).fit().folder
+    items = pa.table({"item": np.arange(ITEMS), "name": [f"film {number}" for number in range(ITEMS)]})
+    pq.write_table(items, tmp_path / "items.parquet")
+    said = command("index", run, tmp_path / "index", "--items", tmp_path / "items.parquet")
+    listed = sorted(int(line.split(",")[1]) for line in command("ids", run).splitlines()[1:])
+    index = ItemIndex(tmp_path / "index")
+    assert sorted(index.items["item"].to_pylist()) == listed and 20 < len(listed) < ITEMS, said
+    command("retrieve", tmp_path / "index", tmp_path / "eval", tmp_path / "out", "--k", 5)
+    found = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))])
+    answers = [one for row in found["items"].to_pylist() for one in row]
+    assert answers and {*answers} <= {*listed}

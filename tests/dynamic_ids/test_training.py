@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.dynamic_ids import first_weights
+from rayrec.dynamic_ids import DynamicIds, Evict, advance, first_weights, newest_times
+from rayrec.models import DLRM, Batch
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ConfigError, parse_config
+from tests.dynamic_ids.oracle import Oracle
 from tests.ranks import on_ranks
 from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
 
@@ -77,6 +84,67 @@ def alone(data: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return fit_job(make_job(raw)), saved(raw)
 
 
+def test_a_run_is_plain_torch_with_a_dictionary(data: Path) -> None:
+    """An unsharded model and torch's optimizers; rows come from the dictionary model, which also says what to reset."""
+    raw, given = raw_of(data, data / "oracle"), dict[str, Any]()
+    raw["schema"]["sparse"].pop(2)
+    raw["tables"].pop(2)
+    fit_job(make_job(raw))
+    tensors = saved(raw)
+
+    def keeping(**arguments: Any) -> DLRM:
+        given.update(arguments)
+        return DLRM(**arguments)
+
+    learner = learner_of(dataclasses.replace(make_job(raw), factory=keeping))
+    model = DLRM(**{**given, "device": "cpu", "tables_device": "cpu"})
+    bags = {name: bag.weight for name, bag in model.embedding_bags.embedding_bags.items()}
+    tables = {name.rpartition(".")[2]: table for name, table in learner.model.tables().items()}
+    others = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, table in tables.items():
+            bags[name].copy_(table.local[0].weight)
+        for name, parameter in learner.model.other_parameters().items():
+            others[name].copy_(parameter)
+    dense = torch.optim.Adam([p for name, p in others.items() if not name.startswith("embedding_bags")], lr=0.01)
+    sparse = torch.optim.Adagrad([*bags.values()], lr=0.1, eps=1e-8)
+    oracles = {
+        "user": Oracle(DynamicIds(rows=24, evict=Evict.LRU, ttl_s=12 * 3600)),
+        "item": Oracle(DynamicIds(rows=30, min_count=2)),
+    }
+    whole, step = pa.concat_tables([pq.read_table(path) for path in sorted((data / "train").iterdir())]), 0
+    for start in 2 * [*range(0, len(whole), 64)]:
+        rows, step = whole.slice(start, 64), step + 1
+        clocks = {"user": advance(oracles["user"].clock, [newest_times(rows["at"].to_numpy())]), "item": step}
+        ids = []
+        for name, oracle in oracles.items():
+            row_of, changes = oracle.step(rows[name].to_pylist(), clocks[name])
+            taken = [(row, new) for row, _, new in changes if new is not None]
+            for row, new in taken:
+                bound, keys = bags[name].shape[0] ** -0.5, np.array([new])
+                first = first_weights(keys, 8, table=name, seed=tables[name].seed, low=-bound, high=bound)
+                with torch.no_grad():
+                    bags[name][row] = torch.from_numpy(first[0])
+                    sparse.state[bags[name]]["sum"][row] = 0
+            ids += [row_of[key] for key in rows[name].to_pylist()]
+        tags = rows["tags"].to_pylist()
+        lengths = torch.tensor([1] * (2 * len(rows)) + [len(one) for one in tags])
+        values = torch.tensor(ids + [tag for one in tags for tag in one])
+        kjt = KeyedJaggedTensor(["user", "item", "tags"], values, lengths=lengths)
+        label = torch.tensor(rows["label"].to_pylist()).float()
+        model.zero_grad()
+        model(Batch(torch.tensor(rows["age"].to_pylist())[:, None], kjt, label))[0].backward()
+        sparse.step()
+        dense.step()
+    for name, oracle in oracles.items():
+        state = {key: tensors[f"map/{name}/{key}"].tolist() for key in ("identity", "score", "last_seen")}
+        used = [row for row, count in enumerate(state["score"]) if count]
+        assert {row: tuple(state[key][row] for key in state) for row in used} == oracle.rows
+    for name, weights in bags.items():
+        (key,) = (key for key in tensors if key.startswith("table/") and key.endswith(f".{name}"))
+        torch.testing.assert_close(tensors[key], weights.detach(), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_any_number_of_ranks_and_any_plan_train_the_same(data: Path, alone: Any, ranks: int) -> None:
     """Also with more ranks than buckets, where a rank owns none; evaluations agree as well."""
@@ -87,7 +155,7 @@ def test_any_number_of_ranks_and_any_plan_train_the_same(data: Path, alone: Any,
 
 
 def test_a_run_goes_on_bit_for_bit_also_on_other_numbers_of_ranks(data: Path, alone: Any) -> None:
-    raw, stages = raw_of(data, data / "moved"), [(2, 5), (3, 9), (1, None)]
+    raw, stages = raw_of(data, data / "moved"), [(1, 3), (2, 7), (3, 11), (5, 16), (1, None)]
     for ranks, steps in stages:
         raw["sharding"]["constraints"], raw["trainer"]["max_steps"] = PLANS[ranks], steps
         on_ranks(ranks, fit_on_rank, raw) if ranks > 1 else fit_job(make_job(raw))

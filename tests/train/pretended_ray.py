@@ -39,7 +39,7 @@ class PretendedRay:
         refuses: what `ray.init` raises.
         actors: that were made, each with the options it was made with.
         named: actors that are found by name.
-        gauges: name → (value, run).
+        gauges: name, or table/name → (value, run).
         looks: how often the nodes were asked for, the draining ones too.
         draining: node → when it is taken away.
         requested: bundles that Ray's coordinator asked the autoscaler for, at each change.
@@ -130,14 +130,14 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
 
     class Gauge:
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-            assert description and tag_keys == ("run",)
+            assert description and tag_keys == (("run", "table") if name.startswith("rayrec_ids_") else ("run",))
             self.name = name
 
         def set_default_tags(self, tags: dict[str, str]) -> None:
             self.run = tags["run"]
 
-        def set(self, value: float) -> None:
-            found.gauges[self.name] = (value, self.run)
+        def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+            found.gauges["/".join([*(tags or {}).values(), self.name])] = (value, self.run)
 
     here = SimpleNamespace(get_node_id=lambda: "0" * 56, gcs_address="")
     state = ray._private.state

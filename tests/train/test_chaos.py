@@ -26,6 +26,7 @@ from rich.console import Console
 from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, Trainer, parse_config
+from tests.inference.runs import command
 from tests.s3 import Door, s3_server
 from tests.train import chaos
 from tests.train.row_log import assert_every_row_once, consumed
@@ -36,6 +37,7 @@ pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1600)]
 SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=2, dense=3, largest=500, seed=3)
 # More epochs than the faults take: a node that was added may be used only after Ray has tried several times.
 EPOCHS, BATCH, STEP_S = 6, 128, 0.2
+DYNAMIC = "id_1"
 HANG_S = chaos.AWAY_S + 5.0  # waiting for the object store is no hang
 Fault = Callable[[chaos.Supervised, float], None]
 KEPT = {"config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow", "result.json",
@@ -75,7 +77,8 @@ def config(address: str, rows: int, storage: Path, log: Path) -> dict[str, Any]:
     options = f"?endpoint_override={address}&scheme=http&region=us-east-1"
     schema: Any = SPEC.schema_dict()
     schema["sparse"].append({"name": "row", "mapping": {"kind": "identity"}})
-    sizes = {**SPEC.ids, "row": rows}
+    schema["sparse"][1]["mapping"] = {"kind": "dynamic"}
+    sizes = {**SPEC.ids, "row": rows, DYNAMIC: 2048}  # in which no bucket is ever full
     arch = {"dense_arch": [16, 8], "over_arch": [16, 1]}
     return {
         "name": "chaos",
@@ -158,12 +161,23 @@ def test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened(tmp_path: 
             steps = consumed(log)
             assert len(steps) == result["steps"]
             assert_every_row_once(steps, rows, EPOCHS)
+            assert_every_id_counted_once(run.run.path, tmp_path / "files")
         except BaseException:
             print(f"RAYREC_CHAOS_SEED={seed} draws this order again; the command said:\n{run.said()[-8000:]}")
             raise
         door.shut()
     if not can_fill:
         pytest.skip("all but two faults of the disk passed: no permission to mount a small file system for them")
+
+
+def assert_every_id_counted_once(run: Path, files: Path) -> None:
+    """Each id has one row, and as many lookups as training rows have it, whatever was lost and done again."""
+    listed = [line.split(",") for line in command("ids", run).splitlines()[1:]]
+    counts = {int(key): int(count) for _, key, _, count, _ in listed}
+    trained = sorted(files.glob("*.parquet"))[:-1]  # the last file is evaluated
+    ids = pa.chunked_array([chunk for path in trained for chunk in pq.read_table(path)[DYNAMIC].chunks])
+    expected = {one["values"]: EPOCHS * one["counts"] for one in ids.value_counts().to_pylist()}
+    assert len(listed) == len(counts) and counts == expected
 
 
 def assert_nothing_left(run: chaos.Supervised) -> None:

@@ -498,6 +498,11 @@ def test_prometheus_sees_the_last_figures(pretended: PretendedRay) -> None:
     assert pretended.gauges.keys() < GAUGES.keys()
     exported({"kind": "train", "step": 8, "epoch": 1, "samples_per_second": 0.0, "data_wait_fraction": 1.0})
     assert pretended.gauges["rayrec_step_seconds"][0] == 2.0 and pretended.gauges["rayrec_data_wait_fraction"][0] == 1.0
+    names = ("rows_used", "rows", "own_share", "full_share", "admitted", "waiting", "refused", "evicted", "expired")
+    figures = {name: float(number) for number, name in enumerate(names)}
+    exported({"kind": "train", "step": 9, "epoch": 1, "samples_per_second": 0.0, "dynamic_ids": {"user": figures}})
+    told = {name: value for name, (value, run) in pretended.gauges.items() if name.startswith("user/")}
+    assert told == {f"user/rayrec_ids_{name}": value for name, value in figures.items()}
 
 
 @pytest.fixture(scope="module")

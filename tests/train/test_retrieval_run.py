@@ -91,9 +91,21 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
     return raw
 
 
+def with_dynamic_ids(raw: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The same with tables in which ids come and go."""
+    for feature in raw["schema"]["sparse"]:
+        feature["mapping"] = {"kind": "dynamic"}
+    for table in raw["tables"]:
+        table["rows"] = rows
+    return raw
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", list(RETRIEVERS))
-def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data: Path) -> None:
-    results = on_ranks(2, fit_on_rank, raw_config(data, name), timeout_s=350)
+def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data: Path, dynamic: bool) -> None:
+    """With dynamic ids, the corpus are the items that have a row at the time."""
+    raw = raw_config(data, name) | {"name": f"{name}-{dynamic}"}
+    results = on_ranks(2, fit_on_rank, with_dynamic_ids(raw, 4 * ITEMS) if dynamic else raw, timeout_s=350)
     found = results[0]["eval"]
     assert found == results[1]["eval"]
     assert found["recall@10"] > 0.6, found  # chance finds a sixth

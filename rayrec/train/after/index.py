@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rayrec.data import Identity, Mapping
+from rayrec.data import Identity
+from rayrec.data import Mapping as RowMapping
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
-from rayrec.inference.artifact import ExportIndex, read_index
+from rayrec.dynamic_ids import IdMap
+from rayrec.inference.artifact import MAPPING, ExportIndex, read_index
 from rayrec.inference.checkpoint_model import CheckpointModel, Trained
-from rayrec.inference.export import Export, ExportOptions
+from rayrec.inference.export import Export, ExportOptions, write_mapping
 from rayrec.inference.index import TUNING_QUERIES, Search, TuningQueries, write_index
 from rayrec.inference.item_rows import ItemRows
 from rayrec.inference.model import Model
@@ -85,7 +87,7 @@ def index_run(
     model = trained.make_model()
     if not isinstance(model, Retriever):
         raise TrainError(f"{folder.path} trained a model that scores rows; use `rayrec export`")
-    table, rows, left_out = _items(config, model, items, id_column)
+    table, rows, left_out = _items(config, trained.ids, model, items, id_column)
     out = local_path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
@@ -165,9 +167,25 @@ def _seen(batch: Batch, feature: str, index_row: torch.Tensor, asked: Sequence[b
     return [rows[rows >= 0] for rows, is_asked in zip(items, asked, strict=True) if is_asked]
 
 
-def _items(config: TrainConfig, model: Retriever, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor, int]:
-    """The known items with their id column first, the table row of each, `[I]`, and the number of others."""
-    mapping = Mapping.from_config(config, labels=False)
+def _items(
+    config: TrainConfig, ids: Mapping[str, IdMap], model: Retriever, items: str | None, column: str
+) -> tuple[pa.Table, torch.Tensor, int]:
+    """The known items with their id column first, the table row of each, `[I]`, and the number of others.
+
+    Args:
+        ids: feature with dynamic ids → their map.
+    """
+    if not config.data_schema.dynamic:
+        return _known_items(RowMapping.from_config(config, labels=False), model, items, column)
+    with TemporaryDirectory() as folder:
+        write_mapping({key: config.to_dict()[key] for key in ("schema", "tables")}, Path(folder), ids)
+        mapping = RowMapping.from_config(Path(folder) / MAPPING, labels=False)
+        return _known_items(mapping, model, items, column)
+
+
+def _known_items(
+    mapping: RowMapping, model: Retriever, items: str | None, column: str
+) -> tuple[pa.Table, torch.Tensor, int]:
     feature = next(sparse for sparse in mapping.schema.sparse if sparse.name == model.item)
     if items is None:
         if not isinstance(feature.mapping, Identity):

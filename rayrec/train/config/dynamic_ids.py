@@ -9,19 +9,17 @@ from rayrec.data.mapping.rules import Dynamic
 from rayrec.data.mapping.schema import Schema
 from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.dynamic_ids.table_maps import connected
-from rayrec.models import RETRIEVERS
-from rayrec.models.config import ModelConfig, TableConfig
+from rayrec.models.config import TableConfig
 from rayrec.train.config.trainer import TrainerConfig
 
 
 def check_dynamic(
     tables: Sequence[TableConfig],
     schema: Schema,
-    model: ModelConfig,
     sharding: ShardingConfig,
     trainer: TrainerConfig,
 ) -> None:
-    """Tables with dynamic ids have equal rules and rows, and nothing reads them that does not know such ids yet."""
+    """Tables with dynamic ids have equal rules and rows, and are sharded in a way that knows such ids."""
     rules, by_name = schema.dynamic, {table.name: table for table in tables}
     if not rules:
         return
@@ -30,8 +28,6 @@ def check_dynamic(
         _check_rows([by_name[name] for name in names], rules[features[0]])
         for name in names:
             _check_table(by_name[name], sharding)
-    if model.name in RETRIEVERS:
-        raise refusal("model.name", f"{model.name} is not yet possible with dynamic ids ({', '.join(rules)})")
     if sharding.replicas != 1:
         raise refusal("sharding.replicas", "2D parallelism is not possible with dynamic ids; set it to 1")
     for number, name in enumerate(trainer.slices):

@@ -77,7 +77,7 @@ class TrainConfig(Section):
         checks.check_trainer(self.trainer)
         checks.check_labels(self.model, self.data_schema, self.trainer, self.storage, self.data)
         checks.check_schedules(self.optimizers, self.trainer, self.data, self.data_schema, self.model)
-        check_dynamic(self.tables, self.data_schema, self.model, self.sharding, self.trainer)
+        check_dynamic(self.tables, self.data_schema, self.sharding, self.trainer)
         checks.check_replicas(self.sharding, self.trainer)
         checks.check_data(self.data, self.data_schema)
         return self

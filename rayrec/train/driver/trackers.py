@@ -41,7 +41,19 @@ GAUGES = {
     "rayrec_eval_auc": "AUC of the last evaluation.",
     "rayrec_checkpoint_time_seconds": "Unix time when the last checkpoint was completed.",
 }
-TAG = "run"
+# Of tables with dynamic ids, each with the tag `table`. Name → description.
+DYNAMIC_GAUGES = {
+    "rayrec_ids_rows_used": "Rows of a table that an id has.",
+    "rayrec_ids_rows": "Rows of a table that ids may have.",
+    "rayrec_ids_own_share": "Fraction of lookups with a row of their own, between two logging steps.",
+    "rayrec_ids_full_share": "Fraction of buckets without a free row.",
+    "rayrec_ids_admitted": "Ids that got a row between two logging steps.",
+    "rayrec_ids_waiting": "Ids that were not admitted yet, between two logging steps.",
+    "rayrec_ids_refused": "Ids that found no row in a full bucket, between two logging steps.",
+    "rayrec_ids_evicted": "Ids that lost their row to another id between two logging steps.",
+    "rayrec_ids_expired": "Ids that lost their row by age between two logging steps.",
+}
+TAG, TABLE_TAG = "run", "table"
 
 
 class _Tracker(Callback):
@@ -209,6 +221,8 @@ class ExportedMetrics:
         from ray.util.metrics import Gauge
 
         self._gauges = {name: Gauge(name, description=text, tag_keys=(TAG,)) for name, text in GAUGES.items()}
+        tags = (TAG, TABLE_TAG)
+        self._gauges |= {name: Gauge(name, description=text, tag_keys=tags) for name, text in DYNAMIC_GAUGES.items()}
         for gauge in self._gauges.values():
             gauge.set_default_tags({TAG: run})
         self._batch_size, self._first_attempt = batch_size, -1
@@ -225,12 +239,14 @@ class ExportedMetrics:
                 self._set({"step": record["step"], "epoch": record["epoch"] + 1, "step_seconds": seconds})
                 names = ("samples_per_second", "data_wait_fraction", "stall_fraction", "loss", "ne", "auc")
                 self._set({name: record.get(name) for name in names})
+                for table, values in record.get("dynamic_ids", {}).items():
+                    self._set({f"ids_{name}": value for name, value in values.items()}, {TABLE_TAG: table})
             case "eval":
                 self._set({f"eval_{name}": record.get(name) for name in ("ne", "auc")})
             case "event" if record["event"] == "checkpoint":
                 self._set({"checkpoint_time_seconds": record["time"]})
 
-    def _set(self, values: Mapping[str, Any]) -> None:
+    def _set(self, values: Mapping[str, Any], tags: dict[str, str] | None = None) -> None:
         for name, value in values.items():
             if value is not None:
-                self._gauges[f"rayrec_{name}"].set(float(value))
+                self._gauges[f"rayrec_{name}"].set(float(value), tags or {})

@@ -26,6 +26,12 @@ EXPORT_COLUMNS = (
 IMPORTANCE_COLUMNS = (
     Column("part"), Column("", "soft"), Column("normalized entropy", "num"), Column("AUC", "num"), Column(""),
 )  # fmt: skip
+DYNAMIC_COLUMNS = (
+    Column("table"), Column("rows used", "num"), Column("of rows", "num"), Column("full buckets", "num"),
+    Column("lookups with an own row", "num"), Column("admitted", "num"), Column("waiting", "num"),
+    Column("refused", "num"), Column("evicted", "num"), Column("expired", "num"),
+)  # fmt: skip
+_CAME_AND_WENT = ("admitted", "waiting", "refused", "evicted", "expired")
 LINK = Markup("<a href='{}' title='{}'>{}</a>")
 REMOVED = Markup("<span class='soft' title='{}'>{} (removed)</span>")
 BAR = Markup("<progress max='1' value='{:.3f}'></progress>")
@@ -174,6 +180,18 @@ def epoch_text(line: Line) -> str:
     """The epoch counted from 1; metrics.jsonl counts from 0."""
     epoch = number(line, "epoch")
     return "–" if epoch is None else f"{epoch + 1:,.0f}"
+
+
+def dynamic_ids_table(lines: Sequence[Line]) -> Markup:
+    """A row for each table with dynamic ids, of the last line of training that tells of them."""
+    told = [line["dynamic_ids"] for line in history(lines)[0] if isinstance(line.get("dynamic_ids"), dict)]
+    rows = []
+    for name, figures in told[-1].items() if told else ():
+        shares = [f"{number(figures, key) or 0:.1%}" for key in ("full_share", "own_share")]
+        rows.append([name, *(count_text(figures, key) for key in ("rows_used", "rows")), *shares,
+                     *(count_text(figures, key) for key in _CAME_AND_WENT)])  # fmt: skip
+    note = NOTE.format("At the last line of metrics; lookups and numbers of ids are those since the line before.")
+    return note + table(DYNAMIC_COLUMNS, rows, "even") if rows else Markup("")
 
 
 def exports_table(exports: Sequence[Line], run_dir: Path) -> Markup:

@@ -46,6 +46,7 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
     if raw["init_from"] is not None:
         raw["init_from"]["path"] = _absolute(raw["init_from"]["path"], home)
+        raw["init_from"]["ids"] = {name: _absolute(path, base) for name, path in raw["init_from"]["ids"].items()}
     absolute = TrainConfig(**raw)
     return absolute.model_copy(update={"data_schema": absolute.data_schema.with_paths_from(base)})
 

@@ -68,26 +68,33 @@ def found(batch: Batch, maps: TableMaps) -> Batch:
 def ids_of(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[np.ndarray]:
     """For each map, the ids in a batch on the host."""
     values = kjt.values().numpy()
-    return [np.concatenate([values[span] for span in spans]) for spans in _spans(kjt, shared)]
+    return [
+        values[spans[0]] if len(spans) == 1 else np.concatenate([values[span] for span in spans])
+        for spans in _spans(kjt, shared)
+    ]
 
 
 def with_rows(batch: Batch, shared: Sequence[SharedMap], rows: Sequence[np.ndarray]) -> Batch:
     """The batch with rows in place of the ids of `ids_of`. Ids with row -1 are left out of their lists."""
     kjt = batch.sparse
-    values = kjt.values().clone()
+    mapped = kjt.values().numpy().copy()
     for spans, rows_of in zip(_spans(kjt, shared), rows, strict=True):
         position = 0
         for span in spans:
             size = span.stop - span.start
-            values[span] = torch.from_numpy(rows_of[position : position + size])
+            mapped[span] = rows_of[position : position + size]
             position += size
+    values = torch.from_numpy(mapped)
     lengths, weights = kjt.lengths(), kjt.weights_or_none()
+    sizes: list[int] | None = kjt.length_per_key()
     if any(each.drops for each in shared) and not (keep := values >= 0).all():
         bag = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.long())
         lengths = torch.bincount(bag[keep], minlength=lengths.numel()).to(lengths.dtype)
-        values, weights = values[keep], None if weights is None else weights[keep]
-    mapped = KeyedJaggedTensor(kjt.keys(), values, weights=weights, lengths=lengths, stride=kjt.stride())
-    return replace(batch, sparse=mapped)
+        values, weights, sizes = values[keep], None if weights is None else weights[keep], None
+    sparse = KeyedJaggedTensor(
+        kjt.keys(), values, weights=weights, lengths=lengths, stride=kjt.stride(), length_per_key=sizes
+    )
+    return replace(batch, sparse=sparse)
 
 
 def _spans(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[list[slice]]:

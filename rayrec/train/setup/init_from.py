@@ -14,9 +14,11 @@ from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
 from rayrec.data.mapping.rules import FIRST_TEXT_LAW, MAX_SPREAD, TEXT_LAW, Hash, TextLaw, Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
+from rayrec.dynamic_ids import SharedMap
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.setup.dynamic_ids import shared_maps
+from rayrec.train.setup.earlier_ids import EarlierIds
 
 Fingerprint = Mapping[str, Any]
 ALL = 1 << 62
@@ -30,6 +32,7 @@ class WarmStart:
         root: path or URI of the checkpoint store.
         rows: table → number of leading rows that map the same ids in both runs.
         maps: map of tables with dynamic ids → its name in the checkpoint.
+        ids: map of tables with dynamic ids → the ids of a run whose tables had none.
     """
 
     root: str
@@ -37,6 +40,7 @@ class WarmStart:
     names: Names
     rows: dict[str, int]
     maps: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, EarlierIds] = field(default_factory=dict)
 
     @property
     def store(self) -> CheckpointStore:
@@ -75,16 +79,60 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
             )
         for feature in table.features:
             stored = (checkpoint.manifest.mapping or {}).get(feature)
-            if stored is not None:
+            if stored is not None and feature in config.data_schema.dynamic and stored["mapping"] != "dynamic":
+                rows[table.name] = 0  # each id takes over the row that it had
+            elif stored is not None:
                 subject = f"init_from: table {table.name!r}: feature {feature!r}"
                 same = _same_rows(subject, stored, mapping[feature], vocabularies.get(feature))
                 rows[table.name] = min(same, rows.get(table.name, ALL))
     loaded = {table.name for table in config.tables if names.source(table.name) in stored_tables}
-    maps = _stored_maps(config, names, loaded, stored_maps)
-    return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows, maps=maps)
+    ids = {
+        shared.name: _earlier_ids(shared, checkpoint, init.ids)
+        for shared in shared_maps(config)
+        if any(rows.get(name) == 0 for name in shared.tables)
+    }
+    maps = _stored_maps(config, names, loaded, stored_maps, ids)
+    return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows, maps=maps, ids=ids)
 
 
-def _stored_maps(config: TrainConfig, names: Names, loaded: set[str], stored: set[str]) -> dict[str, str]:
+def _earlier_ids(shared: SharedMap, checkpoint: Checkpoint, files: Mapping[str, str]) -> EarlierIds:
+    """The ids whose rows the tables of a map take over.
+
+    Raises:
+        TrainError: features had different ids, or it is not known which ids there were.
+    """
+    subject, stored = f"init_from: table {shared.name!r}", dict[str, Fingerprint]()
+    for name in shared.features:
+        rule = (checkpoint.manifest.mapping or {}).get(name)
+        if rule is not None:
+            stored[name] = {key: value for key, value in rule.items() if key not in ("id_type", "derived")}
+    first, rule = next(iter(stored.items()))
+    for name, other in stored.items():
+        if other != rule:
+            raise TrainError(
+                f"{subject}: features {first!r} and {name!r} had different rows in that run; list the table in "
+                "init_from.fresh"
+            )
+    raw = next(one for one in checkpoint.extra["config"]["schema"]["sparse"] if one["name"] == first)
+    path = next((files[name] for name in shared.features if name in files), None)
+    if rule["mapping"] == "hash" and path is None:
+        raise TrainError(
+            f"{subject}: {first!r} was hashed, so its rows do not tell which ids there were: write them with "
+            f"`rayrec data vocabulary` and name the file in init_from.ids.{first}, or list the table in init_from.fresh"
+        )
+    if rule["mapping"] == "vocabulary":
+        path = path or raw["mapping"]["path"]
+        if vocabulary_checksum(path, rule["vocabulary_size"]) != rule["vocabulary_checksum"]:
+            raise TrainError(
+                f"{subject}: {path} no longer begins with the ids that {first!r} was trained with; name the vocabulary "
+                f"of that run in init_from.ids.{first}"
+            )
+    return EarlierIds(mapping=raw["mapping"], path=path, size=rule.get("vocabulary_size"))
+
+
+def _stored_maps(
+    config: TrainConfig, names: Names, loaded: set[str], stored: set[str], earlier: Mapping[str, EarlierIds]
+) -> dict[str, str]:
     """The map in the checkpoint of each map of the model whose tables are loaded.
 
     Raises:
@@ -94,6 +142,8 @@ def _stored_maps(config: TrainConfig, names: Names, loaded: set[str], stored: se
     for shared in shared_maps(config):
         fresh, source = [name for name in shared.tables if name not in loaded], names.source(shared.name)
         if len(fresh) == len(shared.tables):
+            continue
+        if shared.name in earlier and not fresh:
             continue
         if fresh or source not in stored:
             raise TrainError(

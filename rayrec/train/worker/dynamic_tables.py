@@ -9,14 +9,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rayrec.checkpoint.rectangles import Rectangle, Rectangles
+from rayrec.checkpoint.reader import Reader
+from rayrec.checkpoint.rectangles import PIECE_BYTES, Rectangle, Rectangles
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.sharded_table import ShardedTable
-from rayrec.distributed.comm import Group, exchange_messages
-from rayrec.dynamic_ids import Fresh, SharedMap, TableMaps, first_weights, row_seeds
-from rayrec.models import Batch
+from rayrec.distributed.comm import Group, all_gather_object, exchange_messages
+from rayrec.dynamic_ids import Fresh, SharedMap, TableMaps, cut, first_weights, map_of, row_seeds
+from rayrec.models import Batch, Retriever
 from rayrec.train.errors import TrainError
 from rayrec.train.setup.dynamic_ids import found, ids_of, with_rows
+from rayrec.train.setup.earlier_ids import EarlierIds
 from rayrec.train.worker.lockstep import Control, StepInput
 
 
@@ -35,8 +37,9 @@ class DynamicTables:
     def __init__(self, shared: list[SharedMap], model: DistributedModelParallel, group: Group) -> None:
         rank, ranks = (0, 1) if group is None else (group.rank(), group.size())
         self.maps = TableMaps(shared, rank, ranks, lambda messages: _exchange(messages, group))
-        by_name: dict[str, list[ShardedTable]] = {}
-        for name, table in model.tables().items():
+        self._group, self._module = group, model.module
+        self._paths, by_name = dict(model.tables()), dict[str, list[ShardedTable]]()
+        for name, table in self._paths.items():
             by_name.setdefault(name.rpartition(".")[2], []).append(table)
         self._tables = [[table for name in each.tables for table in by_name.get(name, ())] for each in shared]
         dense = sorted({table.config.name for tables in self._tables for table in tables if table.dense})
@@ -61,15 +64,26 @@ class DynamicTables:
     def _trained(self, batch: Batch, number: int) -> Batch:
         times = None if batch.time is None else batch.time.numpy()
         rows, fresh = self.maps.step(ids_of(batch.sparse, self.maps.shared), times, number)
-        for tables, each in zip(self._tables, fresh, strict=True):
+        for shared, tables, each in zip(self.maps.shared, self._tables, fresh, strict=True):
             if each.rows.size:
+                if isinstance(self._module, Retriever) and self._module.item in shared.features:
+                    self._module.loss.renew(torch.from_numpy(each.rows))
                 for table in tables:
                     table.renew_rows(torch.from_numpy(each.rows), _first_vectors(table, each))
         return with_rows(batch, self.maps.shared, rows)
 
+    def rows_in_use(self, feature: str) -> torch.Tensor | None:
+        """The rows of the table of a feature that ids have, in order; None if its ids are not dynamic."""
+        own = self.maps.by_feature().get(feature)
+        if own is None:
+            return None
+        rows = torch.from_numpy(own.listing().rows)
+        return rows if self._group is None else torch.cat(all_gather_object(rows, self._group))
+
     def take_statistics(self, control: Control) -> dict[str, dict[str, float]]:
-        """By map, for a line of metrics: rows in use, and of the steps since the last call, how many ids were admitted,
-        waiting, refused by a full bucket, evicted and expired, and the share of lookups with a row of their own."""
+        """By map, for a line of metrics: rows in use, the share of full buckets, and since the last call the numbers of
+        ids that were admitted, waiting, refused by a full bucket, evicted and expired, and the share of lookups with a
+        row of their own."""
         totals: dict[str, Counter[str]] = {each.name: Counter() for each in self.maps.shared}
         for of_rank in control.gather(self.maps.take_statistics()):
             for name, counts in of_rank.items():
@@ -100,6 +114,52 @@ class DynamicTables:
                 own.clock = 0
                 own.last_seen[:] = 0
 
+    def take_rows(self, name: str, earlier: EarlierIds, keys: Mapping[str, str], reader: Reader) -> int:
+        """Fills a map with the ids of a run without dynamic ids, and the tables with their rows. Not a collective.
+
+        Args:
+            name: the map.
+            keys: path of each table → its key in the checkpoint.
+            reader: of the checkpoint.
+
+        Returns:
+            The number of ids that found no row.
+        """
+        number = next(number for number, shared in enumerate(self.maps.shared) if shared.name == name)
+        own, saved = self.maps.maps[number], reader.index.tensors
+        tables = [
+            (table, saved[keys[path]].size) for path, table in self._paths.items() if table in self._tables[number]
+        ]
+        ids, rows, counts, shared_rows = earlier.read(tables[0][1][0])
+        placed = map_of(ids, own.config, 0, counts)
+        part = cut(placed.ids, self.maps.rank, self.maps.ranks)
+        own.load(part.state(), 0)
+        source = placed.source.copy()
+        source[source >= 0] = rows[source[source >= 0]]
+        if shared_rows:
+            fallback = own.layout.fallback_rows()
+            source[fallback] = shared_rows.start + np.arange(len(fallback)) * len(shared_rows) // len(fallback)
+        targets = np.flatnonzero(source >= 0)
+        targets = targets[np.argsort(source[targets], kind="stable")]
+        sources = source[targets]
+        for path, table in self._paths.items():
+            if table not in self._tables[number]:
+                continue
+            size = saved[keys[path]].size
+            if size[1] != table.config.embedding_dim:
+                raise TrainError(
+                    f"init_from: table {table.config.name!r} has dim {table.config.embedding_dim}, but {size[1]} in "
+                    "the checkpoint; change it, or list the table in init_from.fresh"
+                )
+            step = max(1, PIECE_BYTES // (4 * size[1]))
+            for start in range(0, size[0], step):
+                low, high = np.searchsorted(sources, (start, start + step))
+                if low < high:
+                    block = reader.tensor(keys[path], slice(start, min(start + step, size[0])))
+                    vectors = block[torch.from_numpy(sources[low:high] - start)].float()
+                    table.set_rows(torch.from_numpy(targets[low:high]), vectors)
+        return len(placed.dropped)
+
 
 def _first_vectors(table: ShardedTable, fresh: Fresh) -> torch.Tensor:
     """First weights of ids, `[N, dim]` on the host."""
@@ -118,7 +178,11 @@ def _first_vectors(table: ShardedTable, fresh: Fresh) -> torch.Tensor:
 
 def _shown(total: Counter[str]) -> dict[str, float]:
     counts = ("rows", "rows_used", "admitted", "waiting", "refused", "evicted", "expired")
-    return {**{name: total[name] for name in counts}, "own_share": total["own"] / max(total["lookups"], 1)}
+    shares = {
+        "own_share": total["own"] / max(total["lookups"], 1),
+        "full_share": total["full_buckets"] / total["buckets"],
+    }
+    return {**{name: total[name] for name in counts}, **shares}
 
 
 def _exchange(messages: list[np.ndarray], group: Group) -> list[np.ndarray]:

@@ -29,6 +29,7 @@ from rayrec.metrics.ranking import (
     target_ranks,
 )
 from rayrec.models import Batch, Retriever
+from rayrec.models.corpus import Corpus, ListedCorpus
 from rayrec.models.retriever import EvalQueries
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import MetricConfig
@@ -139,6 +140,7 @@ class Ranking:
         config: its `trainer.ranking` says what is ranked, and its schema defines the items.
         counts_I: occurrences of each item in the training rows, for the comparison with a ranking by popularity.
         seen: items to leave out by user; None: those of the rows alone.
+        items: the rows that are items; default: those of the schema.
     """
 
     def __init__(
@@ -148,9 +150,11 @@ class Ranking:
         config: TrainConfig,
         counts_I: torch.Tensor | None,
         seen: SeenItems | None = None,
+        items: Corpus | ListedCorpus | None = None,
     ) -> None:
         schema, self._config = config.data_schema, config.trainer.ranking
-        self._retriever, self._session, self._items = retriever, session, build.items_of(retriever, schema)
+        self._retriever, self._session = retriever, session
+        self._items = build.items_of(retriever, schema) if items is None else items
         self._counts_I = None if counts_I is None else counts_I[self._items.all_rows(session.device)]
         own = part_of(len(self._items), session.rank, session.world_size)
         with torch.no_grad():
@@ -343,6 +347,12 @@ def _rows_of(question: EvalQueries, batch: Batch) -> torch.Tensor:
     return torch.arange(batch.rows, device=question.target.device)
 
 
+def _items_now(learner: Learner, retriever: Retriever) -> ListedCorpus | None:
+    """The rows of an item table with dynamic ids that ids have now; None if it has none. A collective."""
+    rows = None if learner.dynamic is None else learner.dynamic.rows_in_use(retriever.item)
+    return None if rows is None else ListedCorpus(rows)
+
+
 @torch.no_grad()
 def item_counts(
     retriever: Retriever, stream: Stream, empty: Batch, session: Session, *, candidates: bool = False
@@ -402,7 +412,7 @@ def evaluate(
         with stream, learner.dense.averaged():
             empty, module = empty_batch(config.evaluation_schema), model.module
             scores = (
-                Ranking(module, session, config, counts_I, seen)
+                Ranking(module, session, config, counts_I, seen, _items_now(learner, module))
                 if isinstance(module, Retriever)
                 else Scores(schema, session, config.trainer.metrics, slices)
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rayrec.data.mapping.rules import Dynamic
 from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.dmp_collection import DMPCollection
@@ -16,6 +17,7 @@ from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.models import Batch, Retriever
 from rayrec.models.next_item import NextItem
 from rayrec.optim import GradientClippingOptimizer
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
 from rayrec.train.setup.dynamic_ids import shared_maps
@@ -154,8 +156,8 @@ def make_learner(job: Job, session: Session) -> Learner:
         _compile_dense(model)
     shift, trainer = math.log(config.data.negative_rate), config.trainer
     shared = shared_maps(config)
-    if shared and isinstance(module, Retriever):
-        raise TrainError(f"retrievers are not yet possible with dynamic ids ({[*config.data_schema.dynamic]})")
+    if isinstance(module, Retriever) and module.item in config.data_schema.dynamic:
+        _check_items(module, config.data_schema.dynamic[module.item], config)
     return Learner(
         model,
         optimizer,
@@ -167,6 +169,24 @@ def make_learner(job: Job, session: Session) -> Learner:
         Rates(config, model.fused_optimizer, model.dense_parameters()),
         DynamicTables(shared, model, session.control.group) if shared else None,
     )
+
+
+def _check_items(retriever: Retriever, rule: Dynamic, config: TrainConfig) -> None:
+    """Nothing of a retriever whose items have dynamic ids is known by row before training."""
+    if retriever.loss.lacks_counts:
+        raise TrainError(
+            f"model.loss.counts: item {retriever.item!r} has dynamic ids, whose rows change owners; remove `counts`, "
+            "and use sampler `uniform` or a loss with in-batch negatives"
+        )
+    if rule.unseen == "zero":
+        raise TrainError(
+            f"item {retriever.item!r}: `unseen: zero` leaves ids out, but each target needs one; set `unseen: hashed`"
+        )
+    if config.trainer.ranking.seen_file is not None:
+        raise TrainError(
+            f"trainer.ranking.seen_file: item {retriever.item!r} has dynamic ids, whose rows are not known before "
+            "training; name features with seen items in trainer.ranking.seen"
+        )
 
 
 def _module(job: Job, session: Session) -> torch.nn.Module:

@@ -273,12 +273,14 @@ class Loop:
         """The inputs of steps on the device. On a GPU, the next input is copied during a step, unless tables have
         dynamic ids: then a step's rows are known, and reset, when the step before is done."""
         device, model, dynamic = self.session.device, self.learner.model.module, self.learner.dynamic
-        if dynamic is not None:  # of rankers: `make_learner` refuses others
-            return (step.on(device) for step in dynamic.trained(steps, lambda: self.reporter.position.step))
+        if dynamic is not None:
+            steps = dynamic.trained(steps, lambda: self.reporter.position.step)
         if isinstance(model, Retriever):
             numbered = enumerate(steps, model.loss.step)
             hosts = self.session.control.group
             steps = (replace(step, batch=model.prepare(step.batch, number, hosts)) for number, step in numbered)
+        if dynamic is not None:
+            return (step.on(device) for step in steps)
         if device.type == "cpu":
             return iter(steps)
         return TrainPipeline[StepInput](

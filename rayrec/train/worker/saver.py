@@ -22,6 +22,7 @@ from rayrec.checkpoint import (
     newer_damaged,
     no_whole,
 )
+from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.retention import read_scores
@@ -34,6 +35,7 @@ from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import is_lost_peer
 from rayrec.train.run.choice import best_metric, refused
 from rayrec.train.run.log import Record
+from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.setup.init_vectors import load_vectors
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
@@ -202,9 +204,13 @@ class Saver:
             if learner.dynamic is not None and init.maps:
                 init.store.load_maps(init.checkpoint, learner.dynamic.rectangles(init.maps), self._group)
                 learner.dynamic.finish_warm_start(init.maps)
+            dropped = {} if learner.dynamic is None else on_every_rank(partial(_take_rows, init, learner), self._group)
             text = f"loaded {len(loaded.tables)} tables and {len(loaded.layers)} layers from {init.checkpoint.path}"
             fresh = f"; newly initialized: {', '.join(loaded.fresh)}" if loaded.fresh else ""
             self._report_first(0, "warm_start", text + fresh)
+            for name, count in dropped.items():
+                more = f"dynamic ids of {name}: {count:,} ids of that run found no row in full buckets of the table"
+                self._report_first(0, "warm_start", more)
 
     def _load_vectors(self, learner: Learner) -> None:
         if self._job.vectors:
@@ -408,3 +414,20 @@ def _with_text(error: OSError, text: str) -> OSError:
 
 def _with_shift(learner: Learner, checkpoint: Checkpoint) -> Learner:
     return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0))
+
+
+def _take_rows(init: WarmStart, learner: Learner) -> dict[str, int]:
+    """Gives ids of a run without dynamic ids their rows; the number of ids without one by map, where there are any."""
+    if learner.dynamic is None or not init.ids:
+        return {}
+    with init.store.reader(init.checkpoint) as reader:
+        sizes = {key: saved.size for key, saved in reader.index.tensors.items()}
+        dropped = {}
+        for name, earlier in init.ids.items():
+            keys = {}
+            for path in learner.model.tables():
+                source = init.names.source(path)
+                if f"{TABLE}/{source}" in sizes:
+                    keys[path] = f"{TABLE}/{source}"
+            dropped[name] = learner.dynamic.take_rows(name, earlier, keys, reader)
+    return {name: count for name, count in dropped.items() if count}
