@@ -16,6 +16,7 @@ from rayrec.models.dlrm import DLRM
 from rayrec.models.esmm import ESMM
 from rayrec.models.finalmlp import FinalMLP
 from rayrec.models.gdcn import GDCN
+from rayrec.models.hstu_ranker import HSTURanker
 from rayrec.models.loss import mean_loss
 from rayrec.models.masknet import MaskNet
 from rayrec.models.next_item import hstu, sasrec
@@ -41,6 +42,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "wukong": Wukong,
     "din": DIN,
     "bst": bst,
+    "hstu_ranker": HSTURanker,
     "mmoe": mmoe,
     "ple": PLE,
     "esmm": ESMM,
@@ -63,6 +65,7 @@ __all__ = [
     "Batch",
     "DeepFM",
     "FinalMLP",
+    "HSTURanker",
     "MaskNet",
     "Ranker",
     "Retriever",

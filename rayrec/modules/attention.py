@@ -42,18 +42,39 @@ class Bucket:
         padded = padded.index_copy(0, self.target, values.index_select(0, self.source))
         return padded.view(self.rows.shape[0], self.width, *values.shape[1:])
 
-    def visible(self, lengths_B: torch.Tensor, causal: bool) -> torch.Tensor:
+    def visible(
+        self,
+        lengths_B: torch.Tensor,
+        causal: bool,
+        items_B: torch.Tensor | None = None,
+        local: int | None = None,
+        prefix: int = 0,
+    ) -> torch.Tensor:
         """`[b, width, width]` bool: whether position i (dim 1) attends to position j (dim 2). Padding is never visible.
 
         Args:
             lengths_B: Lengths of all rows.
             causal: Attend to the position itself and earlier ones only.
+            items_B: Positions of each row before its candidates, which see these and themselves, but not each other.
+            local: Attend to the last `local` positions and the first `prefix` positions only; None: to all.
         """
         positions = torch.arange(self.width, device=lengths_B.device)
         visible = (positions < lengths_B[self.rows][:, None])[:, None, :]
         if causal:
-            return visible & (positions[None, :] <= positions[:, None])
+            visible = visible & (positions[None, :] <= positions[:, None])
+        if items_B is not None:
+            itself = positions[None, :] == positions[:, None]
+            visible = visible & ((positions < items_B[self.rows][:, None])[:, None, :] | itself)
+        if local is not None:
+            places = self.places(items_B, lengths_B.device)
+            visible = visible & ((places[:, None, :] > places[:, :, None] - local) | (positions < prefix))
         return visible.expand(-1, self.width, -1)
+
+    def places(self, items_B: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+        """`[b, width]`, or `[1, width]` without candidates: the place of each position. Candidates of a row have the
+        place after its last item, so that their order does not matter."""
+        positions = torch.arange(self.width, device=device)[None]
+        return positions if items_B is None else torch.minimum(positions, items_B[self.rows][:, None])
 
 
 class Layout:
@@ -66,6 +87,7 @@ class Layout:
             for a row's last position its own time.
         total: T, if known on the host, which saves a wait for the device.
         width: Pads all rows to this width, as an exported graph requires. None makes buckets of similar lengths.
+        items: int64 `[B]`, positions of each row before its candidates. None if rows have no candidates.
     """
 
     def __init__(
@@ -75,11 +97,14 @@ class Layout:
         next_times: torch.Tensor | None = None,
         total: int | None = None,
         width: int | None = None,
+        items: torch.Tensor | None = None,
     ) -> None:
+        self.items = items
         self.offsets, self.times = offsets.long(), times
         self.lengths = self.offsets.diff()
         self._next_times, self._total, self.width = next_times, total, width
         self.time_buckets: dict[int, torch.Tensor] = {}  # by width of a bucket; the layers share them
+        self.distances: dict[int, torch.Tensor] = {}  # of two positions, from 0; as `time_buckets`
 
     @property
     def device(self) -> torch.device:

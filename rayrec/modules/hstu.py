@@ -33,6 +33,9 @@ class HSTUConfig:
         use_times: Adds a bias by the time between two items. Rows must have times.
         dropout: Dropout of what each layer adds to its input.
         causal: Attend to the position itself and earlier ones only.
+        local: Attend to the last `local` positions and the first `prefix` positions only (semi-local attention). None
+            means all.
+        prefix: Positions at the start of a row that all positions after them see, such as its context.
     """
 
     dim: int
@@ -44,6 +47,8 @@ class HSTUConfig:
     use_times: bool = False
     dropout: float = 0.0
     causal: bool = True
+    local: int | None = None
+    prefix: int = 0
 
 
 class HSTULayer(nn.Module):
@@ -52,6 +57,7 @@ class HSTULayer(nn.Module):
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
         self.heads, self.causal, self.N = config.heads, config.causal, config.max_length
+        self.local, self.prefix = config.local, config.prefix
         self.qk_dim = config.qk_dim or config.dim // config.heads
         self.v_dim = config.v_dim or config.dim // config.heads
         self.dropout = nn.Dropout(config.dropout)
@@ -76,7 +82,7 @@ class HSTULayer(nn.Module):
                 return v + 0 * sum(weight.sum() for weight in self.bias.parameters())
             scores = self.qk_dim**-0.5 * torch.einsum("bihd,bjhd->bhij", q, k)
             scores = F.silu(scores + self.bias(layout, bucket)[:, None]) / self.N
-            visible = bucket.visible(layout.lengths, self.causal)[:, None]
+            visible = bucket.visible(layout.lengths, self.causal, layout.items, self.local, self.prefix)[:, None]
             return torch.einsum("bhij,bjhd->bihd", scores * visible, v)
 
         return attend

@@ -38,8 +38,11 @@ class Positions(nn.Module):
         """
         check_length(layout, len(self.vectors))
         positions = layout.position_in_row
+        if layout.items is not None:
+            positions = torch.minimum(positions, layout.items[layout.row_of])
         if self.count_from == "newest":
-            positions = (layout.lengths[layout.row_of] - 1 - positions).clamp(min=0)  # below 0: padding
+            newest = layout.lengths - 1 if layout.items is None else layout.items  # the place of all candidates
+            positions = (newest[layout.row_of] - positions).clamp(min=0)  # below 0: padding
         return self.vectors.index_select(0, positions)
 
 
@@ -63,13 +66,15 @@ class RelativeBias(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, layout: Layout, bucket: Bucket) -> torch.Tensor:
-        """Bias of i (dim 1) for j (dim 2): `[b, width, width]`, or `[1, width, width]` without times.
+        """Bias of i (dim 1) for j (dim 2): `[b, width, width]`; `[1, width, width]` without times and candidates.
 
         Raises:
             ValueError: The model uses times, but the rows have none.
         """
-        positions = torch.arange(bucket.width, device=layout.device)
-        bias_1NN = self.by_distance[positions[None, :] - positions[:, None] + self.max_length - 1][None]
+        if bucket.width not in layout.distances:
+            places = bucket.places(layout.items, layout.device).int()
+            layout.distances[bucket.width] = places[:, None, :] - places[:, :, None] + (self.max_length - 1)
+        bias_1NN = F.embedding(layout.distances[bucket.width], self.by_distance[:, None])[..., 0]
         if self.by_time is None:
             return bias_1NN
         if layout.times is None or layout.next_times is None:
@@ -100,7 +105,10 @@ def _time_buckets(next_times: torch.Tensor, times: torch.Tensor) -> torch.Tensor
 
 def check_length(layout: Layout, max_length: int) -> None:
     """Raises ValueError if a row is longer than `max_length`."""
-    if layout.width is None and layout.longest > max_length:
+    if layout.width is not None:
+        return
+    longest = layout.longest if layout.items is None or not len(layout.items) else int(layout.items.max()) + 1
+    if longest > max_length:
         raise ValueError(
-            f"a row has {layout.longest} items, the model's max_length is {max_length}: cut rows to it, or raise it"
+            f"a row has {longest} items, the model's max_length is {max_length}: cut rows to it, or raise it"
         )

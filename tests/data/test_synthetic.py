@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from data.synthetic import plays
 from data.synthetic.clicks import SyntheticSpec, best_auc, make_table, write_file, write_files
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
 
@@ -91,3 +92,21 @@ def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:
         (path,) = write_files(spec, tmp_path / str(size))
         footer = pq.ParquetFile(path).metadata
         assert [footer.row_group(group).num_rows for group in range(footer.num_row_groups)] == wanted
+
+
+def test_plays_have_the_shape_of_the_reference_workload(tmp_path: Path) -> None:
+    lengths = plays.PlaysSpec(users=200_000).lengths
+    assert np.median(lengths) == pytest.approx(2695, rel=0.02) and lengths.mean() == pytest.approx(4763, rel=0.02)
+    assert lengths.max() == 27_738
+    options = ["--users", "60", "--median", "300", "--longest", "3000", "--items", "2000", "--files", "3"]
+    assert plays.main([*options, "--out", str(tmp_path)]) == 0
+    table = pq.read_table(tmp_path)
+    times, like = table["at"].cast("int64").to_numpy() // 1000, table["like"].to_numpy()
+    assert (np.diff(times) >= 0).all() and times[0] >= plays.START_S and times[-1] < plays.START_S + 300 * 86_400
+    assert like.mean() == pytest.approx(0.019, abs=0.003)
+    assert (table["action"].cast("string").to_numpy() == "like").mean() == like.mean()
+    popular = np.bincount(table["item"].to_numpy())
+    assert popular[:32].mean() > 10 * popular[1000:].mean()
+    spec = plays.PlaysSpec(users=60, median=300, longest=3000, items=2000, files=3)
+    assert plays.make_plays(spec, 2)[0].equals(pq.read_table(tmp_path / "plays-00002.parquet")), "one file alone"
+    assert plays.best_auc(spec, 2) > 0.78

@@ -35,6 +35,7 @@ STYLED: dict[str, dict[str, Any]] = {
     "xdeepfm": {"numbers": "periodic", "activation": "silu", "norm": "layer"},
     "gdcn": {"numbers": "linear", "number_dim": 3, "activation": "dice", "norm": "batch", "dropout": 0.1},
     "din": {"activation": "prelu", "attention_activation": "dice", "softmax": True},
+    "hstu_ranker": {"context": ["genre"], "max_length": 5, "local": 4},
     "ple": {"numbers": "piecewise", "activation": "dice", "norm": "batch"},
 }
 

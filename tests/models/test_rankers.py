@@ -39,6 +39,15 @@ ARGS: dict[str, dict[str, Any]] = {
     "dcn": {"attention": ATTENTION, "dense_arch": [4], "over_arch": [6, 2], "attention_hidden": [5]},
     "din": {"attention": ATTENTION, "over_arch": [6, 2], "attention_hidden": [5]},
     "bst": {"attention": ATTENTION, "over_arch": [6, 2], "heads": 2, "blocks": 2, "hidden": 9},
+    "hstu_ranker": {
+        "attention": ALONE,
+        "over_arch": [6, 2],
+        "context": ["user"],
+        "max_length": 4,
+        "heads": 2,
+        "dim": 8,
+        "local": 4,
+    },
     "mmoe": {"experts": 3, "expert": [6], "tower": [4], "attention": ALONE, "attention_hidden": [5, 3]},
     "ple": {"own": 2, "shared": 1, "expert": [6], "tower": [4]},
     "esmm": {"tower": [5], "attention": ATTENTION, "softmax": True, "attention_hidden": [5]},
@@ -227,6 +236,48 @@ def test_an_empty_batch_gives_no_gradient_and_all_parts_learn(name: str) -> None
         optimizer.step()
     assert all(p.grad is not None for p in model.parameters())
     assert loss.item() < 0.4 * first
+
+
+def test_candidates_of_a_request_share_its_history_and_do_not_see_each_other() -> None:
+    """Rows of one history next to each other are one sequence; scores and gradients are those of rows alone."""
+    model, rows = make("hstu_ranker"), batch(9)
+    parts = [(rows, row) for row in (3, 3, 3, 7, 7, 1, 3, 0)]
+    features = {name: [] for name in rows.sparse.keys()}
+    others = batch(8, seed=5).sparse
+    for place, (of, row) in enumerate(parts):
+        for name in features:  # the candidates differ, all else is that of the request
+            source, at = (others, place) if name in ("item", "genre") else (of.sparse, row)
+            features[name].append(source[name].to_dense()[at])
+    values = torch.cat([ids for lists in features.values() for ids in lists])
+    lengths = torch.tensor([len(ids) for lists in features.values() for ids in lists])
+    sparse = type(rows.sparse)(list(features), values, lengths=lengths, stride=8)
+    page = Batch(torch.randn(8, 2), sparse, rows.label[:8].nan_to_num(0.0))
+
+    def gradients(batches: list[Batch]) -> list[torch.Tensor]:
+        model.zero_grad()
+        sum(model(one)[0] * one.rows for one in batches).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    with torch.no_grad():
+        encoded = []
+        hook = model.encoder.register_forward_pre_hook(lambda _, inputs: encoded.append(inputs[0].shape[0]))
+        together, alone = model(page)[1], torch.cat([model(_one(page, row))[1] for row in range(8)])
+        hook.remove()
+    shared = [int(lengths_of) for lengths_of in page.sparse["seen"].lengths()[[0, 3, 5, 6, 7]]]
+    assert encoded[0] == sum(shared) + 5 + 8 < sum(encoded[1:]), "a sequence each for five requests"
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-5)
+    order = [2, 0, 1, 4, 3, 5, 6, 7]
+    reordered = Batch(page.dense[order], _rows_of(page.sparse, order), page.label[order])
+    torch.testing.assert_close(model(reordered)[1], together[order], atol=1e-6, rtol=1e-5)
+    for one, other in zip(gradients([page]), gradients([_one(page, row) for row in range(8)]), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def _rows_of(sparse: Any, order: list[int]) -> Any:
+    lists = {name: sparse[name].to_dense() for name in sparse.keys()}
+    values = torch.cat([lists[name][row] for name in lists for row in order])
+    lengths = torch.tensor([len(lists[name][row]) for name in lists for row in order])
+    return type(sparse)(list(lists), values, lengths=lengths, stride=len(order))
 
 
 def test_a_label_that_was_not_observed_changes_nothing() -> None:

@@ -76,6 +76,42 @@ def test_hstu_is_metas_formula() -> None:
     check_hstu_formula()
 
 
+def test_candidates_of_a_row_are_as_in_a_row_of_their_own() -> None:
+    """With times: of events until the request, and the time of the request for each candidate."""
+    values, offsets, times = rows()
+    layer = encoder("hstu").layers[0]
+    nn.init.normal_(layer.bias.by_distance)
+    candidates = torch.tensor([min(length, 3) for length in LENGTHS])
+    for row, length in enumerate(LENGTHS):
+        items = length - int(candidates[row])
+        part = slice(int(offsets[row]), int(offsets[row + 1]))
+        times[part][items:] = times[part][items:].max() if length else 0
+    found = layer(values, Layout(offsets, times, items=torch.tensor(LENGTHS) - candidates))
+    for row, length in enumerate(LENGTHS):
+        start, items = int(offsets[row]), length - int(candidates[row])
+        for place in range(items, length):
+            chosen = torch.tensor([*range(start, start + items), start + place])
+            want = hstu_row(layer, values[chosen], times[chosen], causal=True)
+            torch.testing.assert_close(found[start + place], want[-1], rtol=1e-5, atol=1e-5)
+            if place == items:
+                torch.testing.assert_close(found[start : start + items], want[:-1], rtol=1e-5, atol=1e-5)
+
+
+def test_semi_local_attention_sees_the_prefix_and_the_last_positions() -> None:
+    torch.manual_seed(3)
+    layer = HSTULayer(HSTUConfig(dim=DIM, max_length=20, local=4, prefix=2))
+    values, offsets = torch.randn(12, DIM), torch.tensor([0, 12])
+    items = torch.tensor([10])  # 2 of context, 8 items, 2 candidates
+    before = layer(values, Layout(offsets, items=items))
+    for position in range(12):
+        changed = values.clone()
+        changed[position] += torch.randn(DIM)
+        differs = (layer(changed, Layout(offsets, items=items)) != before).any(1).nonzero().flatten().tolist()
+        items_that_see = [n for n in range(position, 10) if position < 2 or n - position < 4]
+        candidates = [] if 2 <= position <= 6 else [10, 11]  # the last of four is the candidate itself
+        assert differs == (items_that_see + candidates if position < 10 else [position]), position
+
+
 def check_buckets(kind: str) -> None:
     values, offsets, times = rows()
     model = encoder(kind)

@@ -103,7 +103,7 @@ class _Joins:
         _check_column(path, f"data.events.{sequence['from']}", table, column)
         by = sequence.get("by") or table.get("key")
         spec = {
-            "name": f"{sequence['from']}.{column} of {name}",
+            "name": f"{name}.{column}",
             "kind": "events",
             "column": self._columns.get(by) or by,
             "take": column,
@@ -129,9 +129,12 @@ class _Joins:
         return plain | ({"values": values} if values else {})
 
     def _add(self, spec: dict[str, Any]) -> str:
-        if spec not in self._schema["derived"]:
-            self._schema["derived"].append(spec)
-        return str(spec["name"])
+        """Adds a derived column, before those that read it."""
+        derived, name = self._schema["derived"], str(spec["name"])
+        if spec not in derived:
+            readers = [number for number, one in enumerate(derived) if isinstance(one, Mapping) and name in _read(one)]
+            derived.insert(readers[0] if readers else len(derived), spec)
+        return name
 
 
 def _fields(schema: Fields) -> list[tuple[str, int, Fields]]:
@@ -142,6 +145,12 @@ def _fields(schema: Fields) -> list[tuple[str, int, Fields]]:
         for number, one in enumerate(schema.get(section) or [])
         if isinstance(one, Mapping)
     ]
+
+
+def _read(derived: Fields) -> list[Any]:
+    """The columns that a derived column reads."""
+    columns = derived.get("columns")
+    return [derived.get("column"), derived.get("at"), *(columns if isinstance(columns, list) else [])]
 
 
 def _items(where: Any) -> Any:

@@ -1,0 +1,101 @@
+"""Times a training step of `hstu_ranker`, dense part only, against the same layers in plain, padded PyTorch.
+
+    python jobs/bench/hstu_ranker.py [--length N] [--rows N] [--candidates N] [--rounds N] [--json]
+
+Lengths of histories are lognormal as in data/synthetic/plays.py, the median a tenth of `--length`, and cut to it.
+`jagged` is the model's encoder: histories without padding, rows of a request in one sequence. `padded` has the same
+formula and weights: every row has its own copy of the history, padded to the longest. Both have forward and backward on
+the same vectors, in turns. Prints the median seconds and the ratio, and checks that the outputs are equal.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from harness import arguments, in_turns, machine, paired_ratio, print_json
+
+from rayrec.modules.attention import Layout
+from rayrec.modules.hstu import HSTUConfig, HSTUEncoder, HSTULayer
+
+
+def padded_layer(layer: HSTULayer, x_BND: torch.Tensor, visible_BNN: torch.Tensor) -> torch.Tensor:
+    """The layer's formula on padded rows."""
+    width = x_BND.shape[1]
+    u, v, q, k = F.silu(layer.uvqk(layer.norm(x_BND))).split(layer.widths, dim=2)
+    q, k, v = (part.unflatten(2, (layer.heads, -1)) for part in (q, k, v))
+    positions = torch.arange(width)
+    bias = F.embedding(positions[None, :] - positions[:, None] + layer.N - 1, layer.bias.by_distance[:, None])[..., 0]
+    scores = F.silu(layer.qk_dim**-0.5 * torch.einsum("bihd,bjhd->bhij", q, k) + bias) / layer.N
+    attended = torch.einsum("bhij,bjhd->bihd", scores * visible_BNN[:, None], v).flatten(2)
+    return x_BND + layer.out(layer.norm_attended(attended) * u)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    for name, default in (("length", 256), ("rows", 64), ("candidates", 1), ("dim", 64), ("blocks", 2), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    print(machine())
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    requests, per = args.rows // args.candidates, args.candidates
+    drawn = np.random.default_rng(0).lognormal(np.log(args.length / 10), 1.133, requests)
+    lengths = torch.from_numpy(np.clip(drawn, 1, args.length).astype(np.int64))
+    config = HSTUConfig(dim=args.dim, max_length=args.length + 1, blocks=args.blocks, heads=2)
+    encoder = HSTUEncoder(config)
+    items, candidates = torch.randn(int(lengths.sum()), args.dim), torch.randn(requests * per, args.dim)
+    histories = items.split(lengths.tolist())
+
+    offsets = F.pad((lengths + per).cumsum(0), (1, 0))
+    at_candidates = torch.cat([torch.arange(end - per, end) for end in offsets[1:].tolist()])
+    jagged_TD = torch.cat(
+        [part for n in range(requests) for part in (histories[n], candidates[n * per : (n + 1) * per])]
+    )
+
+    width = int(lengths.max()) + 1
+    padded_BND = torch.zeros(requests * per, width, args.dim)
+    of_row = torch.arange(requests).repeat_interleave(per)
+    for row, request in enumerate(of_row.tolist()):
+        padded_BND[row, : lengths[request]] = histories[request]
+        padded_BND[row, lengths[request]] = candidates[row]
+    ends = lengths[of_row]
+    positions = torch.arange(width)
+    visible = (positions[None, :] <= positions[:, None]) & (positions <= ends[:, None])[:, None, :]
+
+    def jagged() -> torch.Tensor:
+        layout = Layout(offsets, total=len(jagged_TD), items=None if per == 1 else lengths)
+        encoded: torch.Tensor = encoder(jagged_TD, layout)[at_candidates]
+        return encoded
+
+    def padded() -> torch.Tensor:
+        x_BND = padded_BND
+        for layer in encoder.layers:
+            x_BND = padded_layer(layer, x_BND, visible)
+        return x_BND[torch.arange(len(ends)), ends]
+
+    def step(forward: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        def run() -> float:
+            start = time.process_time()
+            encoder.zero_grad()
+            forward().square().mean().backward()
+            return time.process_time() - start
+
+        return run
+
+    with torch.no_grad():
+        torch.testing.assert_close(jagged(), padded(), rtol=1e-4, atol=1e-5)
+    seconds = in_turns({"jagged": step(jagged), "padded": step(padded)}, args.rounds, warmup=1)
+    ratio = paired_ratio(seconds["jagged"], seconds["padded"])
+    rate = args.rows / statistics.median(seconds["jagged"])
+    print(f"history up to {args.length} ({float(lengths.float().mean()):.0f} on average), {per} candidates a request:")
+    print(f"{rate:,.0f} rows per second of a core; {ratio:.2f} of the time of padded rows")
+    print_json(args, {"rows_per_second": rate, "of_padded": ratio})
+
+
+if __name__ == "__main__":
+    main()
