@@ -192,9 +192,9 @@ def reserve_now(policy: Any, skipped: Callable[[Mapping[str, Mapping[str, float]
     import ray
 
     def reserved_now() -> dict[str, Any] | None:
-        call = policy._autoscaling_coordinator.get_reserved_resources
         try:
-            reserved = ray.get(call.remote(policy._requester_id, recompute=True), timeout=5)
+            account = policy._autoscaling_coordinator
+            reserved = ray.get(account.get_reserved_resources.remote(policy._requester_id, recompute=True), timeout=5)
         except Exception:  # no decision; Ray Train asks again
             return None
         left_out = skipped(reserved)

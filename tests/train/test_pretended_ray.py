@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -20,6 +21,7 @@ import ray.util
 import torch
 import torch.distributed as dist
 from ray import cloudpickle
+from ray.data._internal.cluster_autoscaler import default_cluster_autoscaler_v2
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.torch import TorchTrainer
@@ -576,6 +578,9 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 160)
     assert (failures.max_failures, failures.controller_failure_limit) == (-1, -1)
     assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
+    ((variable, held_s),) = made.run_config.worker_runtime_env["env_vars"].items()
+    assert f'"{variable}"' in inspect.getsource(default_cluster_autoscaler_v2), "Ray reads it"
+    assert 10 < float(held_s) < 60, "live reads renew their request every 10 s"
     assert (run.health_s, run.noted) == ("99.5", [])
     assert not run.job.files.ray_state.exists() and "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S" not in os.environ
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-from ray.train import RunConfig
 from ray.train.torch import TorchConfig
 
 from rayrec._runtime.ray_internals import torch_trainer
@@ -16,6 +15,10 @@ from rayrec.train.driver.failures import RestartLimit, failure_reporter
 from rayrec.train.driver.placement import FailedNodes
 from rayrec.train.driver.resources import Demand
 from rayrec.train.worker.start import start_worker
+
+# Ray Data holds the CPUs for reading of a killed worker for three minutes; its restarted reads share what is left. Live
+# reads renew their request every 10 s.
+READ_ENV = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30"}
 
 
 def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes | Path, local: bool) -> Any:
@@ -30,9 +33,10 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
         local: Ray ends with this process.
     """
     trainer = config.trainer
-    # Ray's stubs type these two as the classes of Ray Train v1.
+    # Ray's stubs type these as the classes of Ray Train v1.
     failure_config: Any = ray.train.FailureConfig
     scaling_config: Any = ray.train.ScalingConfig
+    run_config: Any = ray.train.RunConfig
     placement = FailedNodes(
         mailbox, need.per_worker, need.selection.label_selector, need.selection.placement_strategy, need.num_workers
     )
@@ -54,9 +58,10 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
             # Ray resizes in the middle of a step; `elastic.py` does it at a checkpoint.
             elastic_resize_monitor_interval_s=NEVER_S,
         ),
-        run_config=RunConfig(
+        run_config=run_config(
             name=config.name,
             storage_path=str(folder),
+            worker_runtime_env={"env_vars": READ_ENV},
             # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
             # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
             failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),
