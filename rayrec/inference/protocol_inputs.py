@@ -18,10 +18,10 @@ _DATATYPES = {"map<": None, "time": None, "text": BYTES, "string": BYTES, "bool"
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """Name, datatype and shape of each input; -1: any size."""
     inputs: dict[str, tuple[str, list[int]]] = {}
-    derived, read = {spec.name for spec in schema.derived}, set(schema.feature_columns)
+    derived = {spec.name for spec in schema.derived}
     for name, kind in schema.column_types.items():
         datatype = _datatype(kind)
-        if datatype is not None and name in read:
+        if datatype is not None:
             inputs[name] = (datatype, [-1])
             inputs |= {name + LENGTHS: ("INT64", [-1])} if "list" in kind else {}
     for dense in schema.dense:

@@ -12,6 +12,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
 from rayrec.data.mapping.null_types import wants_text
+from rayrec.data.mapping.rows import FEW_ROWS
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.struct_fields import columns_named, has_structs, leaf_columns
@@ -24,28 +25,19 @@ if TYPE_CHECKING:
     )
 
 
-_FEW_ROWS = 256
+def inferred(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
+    """The given columns of `data` as an Arrow table, without missing ones.
 
-
-def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
-    """Converts the given columns of `data` to an Arrow table; leaves out missing columns.
-
-    Python values and pandas have fewer types than Parquet. An all-null column gets the type that the schema expects.
-    Whole floats in an id column become integers: pandas converts integer columns with nulls to floats.
+    They have the types of their values, or those that derived columns need.
 
     Args:
         data: an Arrow table or record batch, a pandas DataFrame, a dict of columns, or a list of rows (dicts; a
             missing key is null).
 
     Raises:
-        DataError: values without a common type, columns of unequal lengths, fractional ids.
+        DataError: values without a common type, columns of unequal lengths.
         TypeError: unsupported type of `data`.
     """
-    return as_expected(inferred(data, schema, columns), schema)
-
-
-def inferred(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
-    """The first step of `to_table`: columns with the types of their values, or those that derived columns need."""
     arrays = _columns(data, columns, {name: type_of(plain) for name, plain in schema.column_types.items()})
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -54,7 +46,14 @@ def inferred(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
 
 
 def as_expected(table: pa.Table, schema: Schema) -> pa.Table:
-    """The second step of `to_table`: the types that the schema expects. They do not change if it is called again."""
+    """Columns of `inferred` with the types that the schema expects; another call changes nothing.
+
+    Python values and pandas have fewer types than Parquet. An all-null column gets the type that the schema expects.
+    Whole floats in an id column become integers: pandas converts integer columns with nulls to floats.
+
+    Raises:
+        DataError: fractional ids, or texts that are not times.
+    """
     types = {name: type_of(plain) for name, plain in schema.column_types.items()}
     arrays = dict(zip(table.column_names, table.columns, strict=True))
     features = {feature.column: feature for feature in schema.sparse}
@@ -104,7 +103,7 @@ def _numbers(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, pa.Arra
     same_kind: dict[type, list[str]] = {int: [], float: []}
     for name in names:
         values = data[name]
-        if type(values) is list and len(values) <= _FEW_ROWS and len(kinds := set(map(type, values))) == 1:
+        if type(values) is list and len(values) <= FEW_ROWS and len(kinds := set(map(type, values))) == 1:
             same_kind.get(kinds.pop(), []).append(name)
     arrays: dict[str, pa.Array] = {}
     for kind, of_kind in ((pa.int64(), same_kind[int]), (pa.float64(), same_kind[float])):

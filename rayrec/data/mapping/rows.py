@@ -15,6 +15,8 @@ import pyarrow as pa
 from rayrec.data.arrays.buffers import F32, I64, take_rows
 from rayrec.data.arrays.lists import take_bags
 
+FEW_ROWS = 256  # up to so many, a call for each column takes longer than the work on its values
+
 
 @dataclass(frozen=True, slots=True)
 class Ids:

@@ -27,7 +27,7 @@ from rayrec.data.arrays.hashing import (
 )
 from rayrec.data.arrays.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Ids
+from rayrec.data.mapping.rows import FEW_ROWS, Ids
 from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Dynamic, Hash, Identity, IdMapping, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.spread import vocabulary_rows
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
 _SMALL_VOCABULARY = 4096
 _SAMPLE = 4096
-_FEW_ROWS = 256
 _INT64 = pa.int64().id
 
 
@@ -71,7 +70,7 @@ def map_few(
 
     The calls for each feature take most of the time of a request with one row.
     """
-    if not 0 < num_rows <= _FEW_ROWS:
+    if not 0 < num_rows <= FEW_ROWS:
         return {}
     of_kind: dict[str, list[SparseFeature]] = {"identity": [], "hash": []}
     for feature in features:
