@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export, first_weights
 from rayrec.inference import ExportOptions, ItemIndex, Model
+from rayrec.serve import App, ModelSpec, Service
 from rayrec.train import Trainer, TrainError, export_run, parse_config
 from tests.dynamic_ids.test_training import raw_of, saved
 from tests.inference.runs import command, refused
+from tests.serve.server import Server
 from tests.train.small import USERS, learner_of, make_job, write_all
 from tests.train.test_retrieval_run import ITEMS, with_dynamic_ids
 from tests.train.test_retrieval_run import raw_config as retriever_config
@@ -52,6 +54,15 @@ def test_an_export_scores_raw_rows_as_the_trainer_evaluates(run: Path, tmp_path:
     assert logloss == pytest.approx(evaluated(run)["logloss"], abs=1e-6 if tables == "fp32" else 1e-3)
     files = sorted(path.name for path in (tmp_path / "moved" / "ids").iterdir())
     assert files == ["0.bin", "1.bin", "2.bin"]
+    rows = [*table.slice(0, 40).to_pylist(), {**table.to_pylist()[0], "user": -7, "item": 2**60, "city": "nowhere"}]
+    server = Server(App(Service([ModelSpec(name="ctr", path=tmp_path / "moved")])))
+    try:
+        status, answer = server.ask("POST", "/score", {"rows": rows})
+    finally:
+        server.close()
+    assert status == 200, answer
+    asked = mapping.to_batch(pa.Table.from_pylist(rows, table.schema))
+    np.testing.assert_allclose(answer["scores"]["label"], model.score(asked).sigmoid(), rtol=0, atol=2e-6)
 
 
 def test_ids_without_a_row_are_what_the_config_says(run: Path, tmp_path: Path) -> None:
@@ -132,6 +143,9 @@ def test_ids_of_a_vocabulary_and_of_a_hash_take_their_rows_along(tmp_path: Path)
     raw["tables"][0]["rows"] = raw["tables"][1]["rows"] = 256
     raw["optimizers"]["sparse"]["lr"] = 1e-30
     with pytest.raises(TrainError, match=r"'item' was hashed.*`rayrec data vocabulary`.*init_from.ids.item"):
+        Trainer(parse_config(raw)).fit()
+    raw["init_from"]["ids"] = {"itme": str(tmp_path / "item.parquet")}
+    with pytest.raises(TrainError, match=r"init_from.ids.itme: no feature .* \(these have: user, item, city\)"):
         Trainer(parse_config(raw)).fit()
     raw["init_from"]["ids"] = {"item": str(tmp_path / "item.parquet")}
     now = Trainer(parse_config(raw)).fit().folder

@@ -60,6 +60,11 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     init = config.init_from
     if init is None:
         return None
+    dynamic = config.data_schema.dynamic
+    for name in init.ids:
+        if name not in dynamic:
+            known = ", ".join(dynamic) or "none"
+            raise TrainError(f"init_from.ids.{name}: no feature of this name has dynamic ids (these have: {known})")
     with _reading(init.path):
         store, checkpoint = find(init.path)
         with store.reader(checkpoint) as reader:
@@ -79,7 +84,7 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
             )
         for feature in table.features:
             stored = (checkpoint.manifest.mapping or {}).get(feature)
-            if stored is not None and feature in config.data_schema.dynamic and stored["mapping"] != "dynamic":
+            if stored is not None and feature in dynamic and stored["mapping"] != "dynamic":
                 rows[table.name] = 0  # each id takes over the row that it had
             elif stored is not None:
                 subject = f"init_from: table {table.name!r}: feature {feature!r}"
