@@ -179,20 +179,29 @@ ROWS, DIM = 100, 8
 
 
 def in_blocks(group: dist.ProcessGroup, block_numbers: int) -> Any:
-    """Tables and states after local steps and an average in blocks."""
+    """Tables and states after local steps and an average in blocks, and how many numbers were averaged at a time."""
     model = collection(group, {"optimizer": "adagrad"}, {}, sync_every=10)
     train(model, group, 2)
-    average(model.kernels(), model.env.replica_pg, True, block_numbers=block_numbers)  # type: ignore[attr-defined]
+    replicas, sizes = model.env.replica_pg, list[int]()  # type: ignore[attr-defined]
+
+    def all_reduce(tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            sizes.append(tensor.numel())
+            comm.all_reduce(tensor, replicas).div_(replicas.size())
+
+    average(model.kernels(), replicas, True, all_reduce, block_numbers)
     states = [state for kernel in model.kernels() for by_name in kernel.states() for state in by_name.values()]
     held = {name: weight.nan_to_num(-1.0) for name, weight in whole_tables(model).items()}
-    return held, [state.clone() for state in states]
+    return held, [state.clone() for state in states], sizes
 
 
 def test_rows_are_averaged_in_blocks_as_all_at_once() -> None:
     whole, blocks = (on_ranks(4, in_blocks, block_numbers) for block_numbers in (1 << 24, 50))
-    for (tables_at_once, states_at_once), (tables_by_block, states_by_block) in zip(whole, blocks, strict=True):
+    for one, other in zip(whole, blocks, strict=True):
+        (tables_at_once, states_at_once, all_numbers), (tables_by_block, states_by_block, numbers) = one, other
+        assert max(numbers) <= 50 < max(all_numbers) and sum(numbers) == sum(all_numbers)
         assert all(torch.equal(weight, tables_by_block[name]) for name, weight in tables_at_once.items())
-        assert all(torch.equal(one, other) for one, other in zip(states_at_once, states_by_block, strict=True))
+        assert all(map(torch.equal, states_at_once, states_by_block))
 
 
 def bytes_between(group: dist.ProcessGroup, ids: list[int], sync_every: int) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed import (
     CacheParams,
+    DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingComputeKernel,
     ParameterSharding,
@@ -381,6 +384,23 @@ def test_a_model_without_a_plan_is_planned_for_this_machine() -> None:
     assert plan(0.75).plan[""]["t"].sharding_type == "table_wise"
     with pytest.raises(NoPlanError):
         plan(1.1)
+
+
+def gib_of_a_rank(group: dist.ProcessGroup, local_world_size: int | None) -> float:
+    """A rank's memory, as a model without a plan is told that is too large for it."""
+    env = ShardingEnv.from_process_group(group, local_world_size)
+    with pytest.raises(NoPlanError) as caught:
+        DistributedModelParallel(collection([table("t", 1 << 40)]), env, torch.device("cpu"))
+    (gib,) = re.findall(r"of its ([\d.]+) GiB are reserved", str(caught.value))
+    return float(gib)
+
+
+def test_a_model_without_a_plan_is_planned_for_the_hosts_of_its_ranks() -> None:
+    """Two hosts have twice the memory of one."""
+    (host,) = Topology.of_this_machine(1).hosts
+    one_host, two_hosts = (on_ranks(2, gib_of_a_rank, size)[0] for size in (None, 1))
+    assert two_hosts == pytest.approx(host.memory_bytes / 2**30, abs=0.1)
+    assert one_host == pytest.approx(two_hosts / 2, abs=0.1)
 
 
 def test_memory_is_shared_with_ranks_of_other_groups() -> None:
