@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rayrec.data.mapping.vocabulary import load_vocabulary
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
-    from rayrec.data.order.time_windows import in_time_order
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
     from rayrec.data.source.filters import Condition
     from rayrec.data.source.footer_index import FooterIndex
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
+    from rayrec.data.stream.time_windows import in_time_order
     from rayrec.data.tools.check import check
     from rayrec.data.tools.event_store import StoreSpec, build_store
     from rayrec.data.tools.init.inspect import inspect
