@@ -95,7 +95,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("window-days", 6), ("eval-every", 1), ("blocks", 2), ("batch", 256), ("warmup-steps", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name, fraction in (("median", 300.0), ("lr", 0.004), ("eval-share", 1.0), ("target", 0.74)):
+    for name, fraction in (("median", 300.0), ("lr", 0.004), ("eval-share", 1.0), ("target", 0.6)):
         parser.add_argument(f"--{name}", type=float, default=fraction)
     parser.add_argument("--longest", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)

@@ -11,7 +11,7 @@ from rayrec._runtime.imports import lazy_names
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 if TYPE_CHECKING:
-    from rayrec.data.config import BadRows, ReadOptions, Shuffle
+    from rayrec.data.config import BadRows, ReadOptions, Shuffle, WindowsConfig
     from rayrec.data.formats.convert import convert
     from rayrec.data.formats.parquet_writer import Layout
     from rayrec.data.formats.text_options import TextOptions
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rayrec.data.mapping.vocabulary import load_vocabulary
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
-    from rayrec.data.order.time_windows import in_time_order
-    from rayrec.data.order.windows_config import WindowsConfig
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
     from rayrec.data.source.filters import Condition
     from rayrec.data.source.footer_index import FooterIndex
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
+    from rayrec.data.stream.time_windows import in_time_order
     from rayrec.data.tools.check import check
     from rayrec.data.tools.event_store import StoreSpec, build_store
     from rayrec.data.tools.init.inspect import inspect

@@ -20,7 +20,7 @@ from rayrec.data.formats.text_options import reading_text
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.order.periods import Periods
-from rayrec.data.order.time_windows import in_time_order
+from rayrec.data.stream.time_windows import in_time_order
 from rayrec.models import Retriever
 from rayrec.storage.folder import open_folder
 from rayrec.storage.retries import Patience

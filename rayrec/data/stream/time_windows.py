@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from rayrec.data.arrays.arrow_types import decoded, impossible_times, micros_of, nulls_of, shown
 from rayrec.data.arrays.buffers import I64
+from rayrec.data.config import WindowsConfig
 from rayrec.data.mapping.schema import Timestamp
 from rayrec.data.order.periods import OF_ROWS, OF_TIME, Periods
-from rayrec.data.order.windows_config import WindowsConfig
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.partitions import Value
 from rayrec.data.source.slices import FileSlice, Origin, RowGroupStreams, read_slices, slices_of
