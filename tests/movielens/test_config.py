@@ -65,6 +65,7 @@ def test_auc_on_the_split_by_time(prepared: Path, tmp_path: Path) -> None:
     assert result["eval"]["auc"] >= 0.735
 
 
+@pytest.mark.long
 def test_two_towers_find_what_users_like(prepared: Path, tmp_path: Path) -> None:
     """HR@10 over all movies without seen ones; 0.134 as the mean of three seeds, popularity 0.06."""
     changes = [f"data.{part}.path={prepared / part}" for part in ("train", "eval")]

@@ -105,7 +105,7 @@ def _by_rows(pieces: Sequence[_Piece], windows: WindowsConfig) -> tuple[list[Val
 
 
 def _check(uris: Sequence[str], of_files: Sequence[Sequence[_Piece]], column: str) -> None:
-    """Refuses files whose times overlap."""
+    """Refuses files with overlapping times."""
     for earlier, later in zip(of_files, of_files[1:], strict=False):
         if later[0].first < earlier[-1].last:
             raise DataError(
