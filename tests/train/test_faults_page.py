@@ -29,6 +29,7 @@ SHOWN = {
     "the cluster no longer has room for all workers": [
         "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
         "train/test_chaos.py::test_a_run_that_lost_a_node_waits_until_another_comes_or_its_limit",
+        "train/test_ray_internals.py::test_an_elastic_run_is_as_large_as_the_nodes_that_are_alive_when_it_restarts",
         "train/test_month.py::test_waits_are_not_counted_and_failed_starts_are_in_a_row",
     ],
     "nodes do not see the same `storage.path`": [

@@ -607,6 +607,19 @@ def test_workers_that_start_before_the_job_is_known_wait_for_it(
     assert not Path(run.trainers[0].run_config.storage_path).exists()
 
 
+def test_workers_that_would_take_all_cpus_do_not_start_before_the_files_are_read(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    run = Run(folder, tmp_path, cpus_per_worker=2)
+    run.pretends(monkeypatch, ends_well)
+    pretended.up = False
+    with started_for(lambda: run.job.config, lambda: None, at_once=True):
+        pretended.up = True
+        assert not run.trainers and not pretended.actors
+        assert run.train() == {"steps": 3}
+    assert len(run.trainers) == 1 and pretended.shut_down == 1
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "needs"),
     [

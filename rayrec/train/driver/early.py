@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
 from rayrec.train.driver.cluster import Cluster, connected, default_env, health_env
-from rayrec.train.driver.resources import Demand, demand_of, one_worker_per_gpu
+from rayrec.train.driver.resources import MIN_READER_CPUS, Demand, demand_of, one_worker_per_gpu
 from rayrec.train.run.log import Mailbox
 
 if TYPE_CHECKING:
@@ -114,11 +115,16 @@ def started_for(
 
 
 def _early_workers(config: TrainConfig, cluster: Cluster) -> EarlyWorkers | None:
-    """The workers of a run; None if it has none or they do not fit, or for an elastic run."""
+    """The workers of a run; None if it has none or they do not fit, or for an elastic run.
+
+    Also None if they would take all CPUs: the driver may read the files of the run in Ray tasks before it has a job for
+    them.
+    """
     total = cluster.total()
     config = one_worker_per_gpu(config, total)
     need = demand_of(config, total)
-    if not need.num_workers or config.trainer.elastic or not total.covers(need):
+    with_reads = replace(need, reader_cpus=max(need.reader_cpus, MIN_READER_CPUS))
+    if not need.num_workers or config.trainer.elastic or not total.covers(with_reads):
         return None
     return EarlyWorkers(config, need)
 
