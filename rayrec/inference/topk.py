@@ -258,7 +258,8 @@ class Approximate:
         # ones are removed; then those that have lost many of their best items search alone. The best allowed items of
         # an IVF index may be in further lists, with which its search goes on.
         spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
-        probes, most = None, effort(k + spare)
+        most = effort(k + spare)
+        probes: _Probes | None = None
         if hnsw or most <= ENOUGH * first:
             # HNSW keeps as many candidates as its effort; IVF sorts as many as are asked for.
             wanted = min(max(k, first), k + spare) if hnsw else k + spare
