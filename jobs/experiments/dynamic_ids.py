@@ -1,163 +1,356 @@
-"""What rows for ids that come and go are worth, on MovieLens ratings of 22 years in the order of time.
+"""What rows for ids that come and go are worth: ratings of 22 years, and a stream in which ids are born and die.
 
     python jobs/experiments/dynamic_ids.py RATINGS.csv.gz [--seeds N] [--batch N]
+    python jobs/experiments/dynamic_ids.py --stream IDS [--seeds N]
 
-A matrix factorization with biases predicts whether a rating is at least 4, each batch before it is trained on it. The
-table of users, or of items, has 10 % or 20 % of the rows it would need; the other one is full. Prints the normalized
-entropy (log loss over that of the mean label), its mean over seeds, and the share of the way from hashing to the full
-table; below 100 rows per bucket of 64 the layout is coarse, as with the 61 rows of 10 % of the users.
-"""
+Each batch is scored before it is trained on. Prints the normalized entropy (log loss over that of the mean label), its
+mean over seeds, and the share of the way from hashing to a table with a row for each id.
+
+1. Ratings, in the order of time: a matrix factorization with biases predicts whether a rating is at least 4. The table
+   of users, or of items, has 10 % or 20 % of the rows it would need; the other one is full. With 61 rows, 10 % of the
+   users, the layout is coarse: a bucket has 61 rows instead of 64.
+2. Stream: IDS ids in all. The traffic of an id falls exponentially with its age, and some ids are popular: a lookup is
+   one of 16 ids drawn by age, drawn by a popularity of Pareto's law. A click depends on the id alone, and the model has
+   a number for each row. The full table has room for 98 % of the traffic at a time, the others for 10 %
+   or 20 % of that, and memory does not grow with the ids.
+
+| side | who has a row |
+|---|---|
+| hashing | all ids, shared |
+| extended daily | ids of `rayrec data vocabulary --extend` each day, until the table is full; others share 10 % of the rows |
+| managed | ids by TorchRec's sorted collisions, decided each step; others share a row; rows are reset |
+| lfu, lru, lfu_decay | dynamic ids. Ends with `own`, `fallback`, `stale`: first weights of an admitted id are those of its seed, of its fallback row, or not set |
+| equal bytes | dynamic ids with fewer rows, so that map and table need the bytes of the hashed table, at 64 floats and row-wise state |
+"""  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
 import csv
 import gzip
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+import torch
 
 from rayrec.dynamic_ids import DynamicIds, Evict, IdMap
+from rayrec.dynamic_ids.layout import mix
+from rayrec.sparse import JaggedTensor
+from rayrec.torchrec.modules.mc_modules import (
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    MCHEvictionPolicy,
+    MCHManagedCollisionModule,
+)
 
 DIM, RATE, SPREAD = 8, 0.1, 0.05
 DAY = 86_400
+ROW_BYTES = 64 * 4 + 4  # of a table with 64 floats a row and one number of state
+BIRTHS, STREAM_BATCH, LIFE = 820, 8192, 100_000  # ids of a batch that are new; lookups; mean age of a lookup in ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """How ids of the small table get rows.
+class Step:
+    """Rows of a training batch, and rows to reset before it, with their ids, and rows that they start from, if any."""
 
-    Args:
-        config: None for hashing.
-        first: First weights of an admitted id: "own", those of its seed; "fallback", those of its fallback row;
-            "stale", no reset at all.
-    """
-
-    name: str
-    config: DynamicIds | None = None
-    first: str = "own"
+    rows: np.ndarray
+    taken: np.ndarray
+    ids: np.ndarray
+    source: np.ndarray | None = None
 
 
-def sides(rows: int) -> list[Side]:
-    year = 365 * DAY
-    rules = {
-        "lfu": DynamicIds(rows=rows),
-        "lru": DynamicIds(rows=rows, evict=Evict.LRU),
-        "lfu_decay of 30 days": DynamicIds(rows=rows, evict=Evict.LFU_DECAY, half_life_s=30 * DAY),
-        "lfu_decay of a year": DynamicIds(rows=rows, evict=Evict.LFU_DECAY, half_life_s=year),
+NONE = np.empty(0, np.int64)
+
+
+class Hashed:
+    """All ids share rows."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows, self._rows, self._seed = rows, rows, np.uint64(mix(np.array([seed + 1]))[0])
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        return (mix((mix(ids) ^ self._seed).view(np.int64)) % np.uint64(self._rows)).astype(np.int64)
+
+    def step(self, ids: np.ndarray, time: int) -> Step:
+        return Step(rows=self.find(ids), taken=NONE, ids=NONE)
+
+    def own(self, ids: np.ndarray) -> int:
+        return 0
+
+
+class Dynamic:
+    """Dynamic ids."""
+
+    def __init__(self, config: DynamicIds, first: str) -> None:
+        self._map, self._first, self.rows = IdMap(config), first, config.rows
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        return self._map.find(ids)
+
+    def own(self, ids: np.ndarray) -> int:
+        return int((self._map.find(ids, -1) >= 0).sum())
+
+    def step(self, ids: np.ndarray, time: int) -> Step:
+        mapped = self._map.step(ids, time)
+        taken = mapped.changes.taken
+        rows, new = mapped.changes.row[taken], mapped.changes.new[taken]
+        if self._first == "stale":
+            return Step(rows=mapped.rows, taken=NONE, ids=NONE)
+        source = self._map.layout.fallback_row(new) if self._first == "fallback" else None
+        return Step(rows=mapped.rows, taken=rows, ids=new, source=source)
+
+
+class Extended:
+    """A vocabulary to which each day appends the ids of the day, most frequent first, until the rows are full."""
+
+    def __init__(self, rows: int, seed: int, day: int) -> None:
+        self.rows, self._shared, self._day, self._now = rows, Hashed(max(1, rows // 10), seed), day, 0
+        self._ids, self._places, self._seen = NONE, NONE, list[np.ndarray]()
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        rows, known = self._shared.find(ids), self._known(ids)
+        rows[known >= 0] = self._shared.rows + known[known >= 0]
+        return rows
+
+    def own(self, ids: np.ndarray) -> int:
+        return int((self._known(ids) >= 0).sum())
+
+    def _known(self, ids: np.ndarray) -> np.ndarray:
+        if not len(self._ids):
+            return np.full(len(ids), -1)
+        at = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
+        return np.where(self._ids[at] == ids, self._places[at], -1)
+
+    def step(self, ids: np.ndarray, time: int) -> Step:
+        if time // self._day > self._now and self._seen:
+            self._now = time // self._day
+            new, counts = np.unique(np.concatenate(self._seen), return_counts=True)
+            counts = counts[self._known(new) < 0]
+            new = new[self._known(new) < 0][np.argsort(-counts, kind="stable")]
+            new = new[: self.rows - self._shared.rows - len(self._ids)]
+            ids_now = np.concatenate([self._ids, new])
+            places = np.concatenate([self._places, len(self._ids) + np.arange(len(new))])
+            order = np.argsort(ids_now)
+            self._ids, self._places, self._seen = ids_now[order], places[order], []
+        self._seen.append(ids)
+        return Step(rows=self.find(ids), taken=NONE, ids=NONE)
+
+
+class Managed:
+    """TorchRec's sorted managed collisions."""
+
+    def __init__(self, rows: int, policy: MCHEvictionPolicy) -> None:
+        self.rows = rows
+        self._module = MCHManagedCollisionModule(rows, torch.device("cpu"), policy, eviction_interval=1)
+
+    def _mapped(self, ids: np.ndarray, train: bool) -> np.ndarray:
+        features = {"id": JaggedTensor(torch.from_numpy(ids.copy()), lengths=torch.ones(len(ids), dtype=torch.int64))}
+        self._module.train(train)
+        out: np.ndarray = self._module(features)["id"].values().numpy()
+        return out
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        return self._mapped(ids, False)
+
+    def own(self, ids: np.ndarray) -> int:
+        return int((self.find(ids) < self.rows - 1).sum())
+
+    def step(self, ids: np.ndarray, time: int) -> Step:
+        rows, evicted = self._mapped(ids, True), self._module.evict()
+        taken = NONE if evicted is None else evicted.numpy()
+        taken = taken[taken < self.rows - 1]  # the last row is shared
+        return Step(rows=rows, taken=taken, ids=taken)
+
+
+Rule = Hashed | Dynamic | Extended | Managed
+
+
+def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable[[int], Rule]]:
+    """Name → the rule of a seed."""
+    rules = {"lfu": DynamicIds(rows=rows), "lru": DynamicIds(rows=rows, evict=Evict.LRU)}
+    rules |= {
+        f"lfu_decay of {name}": DynamicIds(rows=rows, evict=Evict.LFU_DECAY, half_life_s=half_life)
+        for name, half_life in half_lives.items()
     }
-    made = [Side(name=f"{name}, {first}", config=rule, first=first)
-            for (name, rule), first in product(rules.items(), ("own", "fallback", "stale"))]  # fmt: skip
     few = replace(rules["lfu"], min_count=2)
-    return [Side(name="hashing"), *made, Side(name="lfu, own, min_count 2", config=few)]
+    equal = int(rows * ROW_BYTES / (ROW_BYTES + 19.1))
+    made: dict[str, Callable[[int], Rule]] = {
+        "hashing": lambda seed: Hashed(rows, seed),
+        "extended daily": lambda seed: Extended(rows, seed, day),
+        "managed, lfu": lambda seed: Managed(rows, LFU_EvictionPolicy()),
+        "managed, lru": lambda seed: Managed(rows, LRU_EvictionPolicy()),
+    }
+    for (name, rule), first in product(rules.items(), ("own", "fallback", "stale")):
+        made[f"{name}, {first}"] = lambda seed, rule=rule, first=first: Dynamic(rule, first)  # type: ignore[misc]
+    made["lfu, own, min_count 2"] = lambda seed: Dynamic(few, "own")
+    made["lfu, own, min_count 2, equal bytes"] = lambda seed: Dynamic(replace(few, rows=equal), "own")
+    for name, rule in list(rules.items())[1:]:
+        made[f"{name}, own, equal bytes"] = lambda seed, rule=rule: Dynamic(replace(rule, rows=equal), "own")  # type: ignore[misc]
+    return made
 
 
 class Table:
     """Vectors and biases of users or items, trained by Adagrad."""
 
-    def __init__(self, rows: int, draw: np.random.Generator) -> None:
-        self.pool = draw.normal(0, SPREAD, (8192, DIM + 1)).astype(np.float32)
-        self.pool[:, DIM] = 0
-        self.weights, self.state = self.pool[np.arange(rows) % 8192].copy(), np.zeros((rows, DIM + 1), np.float32)
+    def __init__(self, rows: int, draw: np.random.Generator, dim: int = DIM) -> None:
+        self.pool = draw.normal(0, SPREAD, (8192, dim + 1)).astype(np.float32)
+        self.pool[:, dim] = 0
+        self.weights, self.state = self.pool[np.arange(rows) % 8192].copy(), np.zeros((rows, dim + 1), np.float32)
 
-    def reset(self, rows: np.ndarray, ids: np.ndarray, source: np.ndarray | None) -> None:
-        self.weights[rows] = self.pool[ids % 8192] if source is None else self.weights[source]
-        self.state[rows] = 0
+    def reset(self, step: Step) -> None:
+        """The rows of a step that ids took."""
+        if len(step.taken):
+            first = self.pool[step.ids % 8192] if step.source is None else self.weights[step.source]
+            self.weights[step.taken], self.state[step.taken] = first, 0
 
     def train(self, rows: np.ndarray, gradient: np.ndarray) -> None:
         keys, inverse = np.unique(rows, return_inverse=True)
-        total = np.zeros((len(keys), DIM + 1), np.float32)
-        np.add.at(total, inverse, gradient)
+        total = np.stack([np.bincount(inverse, column, len(keys)) for column in gradient.T], 1).astype(np.float32)
         self.state[keys] += total**2
         self.weights[keys] -= RATE * total / (np.sqrt(self.state[keys]) + 1e-6)
 
 
-def normalized_entropy(
-    small: np.ndarray,
-    full: np.ndarray,
-    label: np.ndarray,
-    times: np.ndarray,
-    rows: int,
-    side: Side,
-    seed: int,
-    batch: int,
-) -> tuple[float, float]:
-    """Also the share of evaluated lookups that had a row of their own."""
-    draw = np.random.default_rng(seed)
-    table, other = Table(rows, draw), Table(int(full.max()) + 1, draw)
-    own = IdMap(side.config) if side.config else None
-    bias, loss, with_row = 0.0, 0.0, 0
-    hashed = draw.permutation(int(small.max()) + 1)[small] % rows  # as evenly as a hash can
-    for at in range(0, len(label), batch):
-        part = slice(at, at + batch)
-        row, column = own.find(small[part]) if own else hashed[part], full[part]
-        if own:
-            with_row += int((own.find(small[part], -1) >= 0).sum())
-        u, v, y = table.weights[row], other.weights[column], label[part]
-        logit = bias + (u[:, :DIM] * v[:, :DIM]).sum(1) + u[:, DIM] + v[:, DIM]
-        loss += float(np.logaddexp(0, np.where(y, -logit, logit)).sum())
-        if own:
-            mapped = own.step(small[part], int(times[part][-1]))
-            taken = mapped.changes.taken
-            if side.first != "stale":
-                new = mapped.changes.new[taken]
-                source = own.layout.fallback_row(new) if side.first == "fallback" else None
-                table.reset(mapped.changes.row[taken], new, source)
-            row = mapped.rows
-            u = table.weights[row]
-            logit = bias + (u[:, :DIM] * v[:, :DIM]).sum(1) + u[:, DIM] + v[:, DIM]
-        error = (1 / (1 + np.exp(-logit)) - y).astype(np.float32)[:, None]
-        ones = np.ones_like(error)
-        table.train(row, error * np.concatenate([v[:, :DIM], ones], 1))
-        other.train(column, error * np.concatenate([u[:, :DIM], ones], 1))
-        bias -= 0.1 * float(error.mean())
-    mean = label.mean()
-    entropy = -mean * np.log(mean) - (1 - mean) * np.log(1 - mean)
-    return loss / len(label) / entropy, with_row / len(label)
+def entropy(mean: float) -> float:
+    return float(-mean * np.log(mean) - (1 - mean) * np.log(1 - mean))
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Ratings in the order of time; ids from 0."""
+
+    small: np.ndarray
+    full: np.ndarray
+    label: np.ndarray
+    times: np.ndarray
+    batch: int
+
+    def run(self, rule: Rule, seed: int) -> tuple[float, float]:
+        """The normalized entropy, and the share of evaluated lookups that had a row of their own."""
+        draw = np.random.default_rng(seed)
+        table, other = Table(rule.rows, draw), Table(int(self.full.max()) + 1, draw)
+        bias, loss, own = 0.0, 0.0, 0
+        for at in range(0, len(self.label), self.batch):
+            part = slice(at, at + self.batch)
+            ids, column, y = self.small[part], self.full[part], self.label[part]
+            own += rule.own(ids)
+            v = other.weights[column]
+
+            def logit(u: np.ndarray, v: np.ndarray = v, bias: float = bias) -> np.ndarray:
+                return bias + (u[:, :DIM] * v[:, :DIM]).sum(1) + u[:, DIM] + v[:, DIM]
+
+            score = logit(table.weights[rule.find(ids)])
+            loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
+            step = rule.step(ids, int(self.times[part][-1]))
+            table.reset(step)
+            u = table.weights[step.rows]
+            error = (1 / (1 + np.exp(-logit(u))) - y).astype(np.float32)[:, None]
+            ones = np.ones_like(error)
+            table.train(step.rows, error * np.concatenate([v[:, :DIM], ones], 1))
+            other.train(column, error * np.concatenate([u[:, :DIM], ones], 1))
+            bias -= 0.1 * float(error.mean())
+        return loss / len(self.label) / entropy(self.label.mean()), own / len(self.label)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Ids that are born and die; id n is the n-th that was born."""
+
+    count: int
+
+    def batches(self, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        draw = np.random.default_rng(1000 + seed)
+        for born in range(LIFE, LIFE + self.count, BIRTHS):  # as if it had always been going on
+            drawn = born - draw.exponential(LIFE, (STREAM_BATCH, 16)).astype(np.int64) - 1
+            popularity = 1 / ((mix(drawn + 2**41) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 1e-9)
+            sums = popularity.cumsum(1)
+            chosen = (sums < draw.random((STREAM_BATCH, 1)) * sums[:, -1:]).sum(1)
+            ids = drawn[np.arange(STREAM_BATCH), chosen]
+            taste = (
+                2
+                * np.sqrt(-2 * np.log((mix(ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 1e-18))
+                * np.cos((mix(ids + 2**40) >> np.uint64(11)).astype(np.float64) * 2.0**-52 * np.pi)
+            )
+            yield ids, draw.random(len(ids)) < 1 / (1 + np.exp(-taste))
+
+    def run(self, rule: Rule, seed: int) -> tuple[float, float]:
+        table = Table(rule.rows, np.random.default_rng(seed), dim=0)
+        loss, own, lookups, positive = 0.0, 0, 0, 0
+        for number, (ids, y) in enumerate(self.batches(seed)):
+            score = table.weights[rule.find(ids), 0]
+            if number * BIRTHS >= LIFE:  # once the table is in use
+                loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
+                own, lookups, positive = own + rule.own(ids), lookups + len(ids), positive + int(y.sum())
+            step = rule.step(ids, number + 1)
+            table.reset(step)
+            error = 1 / (1 + np.exp(-table.weights[step.rows, 0])) - y
+            # Several lookups of an id in a batch count as one larger step, so the rate is higher than for vectors.
+            table.train(step.rows, 8 * error.astype(np.float32)[:, None])
+        return loss / lookups / entropy(positive / lookups), own / lookups
+
+
+def compared(name: str, data: Ratings | Stream, full: DynamicIds, rows: int, day: int, half_lives: dict[str, int],
+             seeds: int, only: list[str] | None) -> None:  # fmt: skip
+    """Prints the sides of a table of some rows."""
+
+    def run(make: Callable[[int], Rule]) -> tuple[np.ndarray, float]:
+        each = [data.run(make(seed), seed) for seed in range(seeds)]
+        return np.array([value for value, _ in each]), each[0][1]
+
+    best, worst = np.empty(0), np.empty(0)
+    # A dynamic table with room for all: each id has its own row.
+    made = {f"full, {first}": lambda seed, first=first: Dynamic(full, first) for first in ("own", "fallback")}
+    for side, make in {**made, **sides(rows, day, half_lives)}.items():
+        if only and side not in ("full, own", "hashing") and not any(text in side for text in only):
+            continue
+        found, with_row = run(make)
+        best = found if side == "full, own" else best
+        worst = found if side == "hashing" else worst
+        closed = f"closes {(worst - found).mean() / (worst - best).mean():5.0%}" if len(worst) else ""
+        print(f"{name} {side:36} {found.mean():.4f} ± {found.std():.4f}  lookups with a row {with_row:4.0%}  {closed}",
+              flush=True)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ratings")
+    parser.add_argument("ratings", nargs="?")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--stream", type=int, metavar="IDS", help="the stream with that many ids, e.g. 10_000_000")
+    parser.add_argument("--side", action="append", metavar="TEXT", help="run only sides with this text in their name")
+    parser.add_argument("--table", choices=["users", "items"], help="run only this table of the ratings")
+    parser.add_argument("--share", type=float, action="append", help="rows of the table; default: 0.1 and 0.2")
     args = parser.parse_args()
+    shares = args.share or [0.1, 0.2]
+    if args.stream:
+        need = 4 * LIFE  # ids with 98 % of the traffic at a time
+        half_lives = {"half a life": LIFE // BIRTHS // 2}
+        for share in shares:
+            full = DynamicIds(rows=2 * need, evict=Evict.LRU)
+            compared(f"stream {share:.0%}", Stream(args.stream), full, int(share * need), 12, half_lives, args.seeds,
+                     args.side)  # fmt: skip
+        return
+    if args.ratings is None:
+        parser.error("give the file of ratings, or --stream IDS")
     with gzip.open(args.ratings, "rt") as file:
         lines = sorted(
             (int(r["timestamp"]), int(r["userId"]), int(r["movieId"]), float(r["rating"])) for r in csv.DictReader(file)
         )
-    times = np.array([line[0] for line in lines])
+    times, label = np.array([line[0] for line in lines]), np.array([line[3] >= 4 for line in lines])
     ids = {"users": 1, "items": 2}
     columns = {
         name: np.unique([line[number] for line in lines], return_inverse=True)[1] for name, number in ids.items()
     }
-    label = np.array([line[3] >= 4 for line in lines])
     for name, other in (("users", "items"), ("items", "users")):
-        small, full = columns[name], columns[other]
-        count = int(small.max()) + 1
-
-        def run(rows: int, side: Side, small: np.ndarray = small, full: np.ndarray = full) -> tuple[np.ndarray, float]:
-            each = [
-                normalized_entropy(small, full, label, times, rows, side, seed, args.batch)
-                for seed in range(args.seeds)
-            ]
-            return np.array([value for value, _ in each]), each[0][1]
-
-        # A dynamic table with room for all: each id has its own row. Its first weights matter, too.
-        room = DynamicIds(rows=8 * count)
-        full_tables = [run(room.rows, Side(name="full", config=room, first=first))[0] for first in ("own", "fallback")]
-        best = full_tables[0]
-        for first, found in zip(("own", "fallback"), full_tables, strict=True):
-            print(f"{name} full table, {first:29} {found.mean():.4f} ± {found.std():.4f}", flush=True)
-        for share in (0.1, 0.2):
-            worst = np.empty(0)
-            for side in sides(int(share * count)):
-                found, with_row = run(int(share * count), side)
-                worst = found if side.config is None else worst
-                closed = (worst - found).mean() / (worst - best).mean()
-                print(f"{name} {share:.0%} {side.name:34} {found.mean():.4f} ± {found.std():.4f}  closes {closed:5.0%}"
-                      f"  lookups with a row {with_row:.0%}", flush=True)  # fmt: skip
+        if args.table not in (None, name):
+            continue
+        data = Ratings(columns[name], columns[other], label, times, args.batch)
+        count = int(columns[name].max()) + 1
+        for share in shares:
+            half_lives = {"30 days": 30 * DAY, "a year": 365 * DAY}
+            full = DynamicIds(rows=8 * count)
+            compared(f"{name} {share:.0%}", data, full, int(share * count), DAY, half_lives, args.seeds, args.side)
 
 
 if __name__ == "__main__":
