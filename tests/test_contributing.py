@@ -48,7 +48,7 @@ if __name__ == "__main__":
         },
         tables=[{"name": "user", "rows": 10, "dim": 4, "features": ["user"]}],
         model={"name": "logistic", "args": {"bias": False}},
-        optimizers={"dense": {"kind": "rmsprop"}},
+        optimizers={"dense": {"kind": "nadam"}},
         sharding={"constraints": {"user": {"sharding_types": ["reversed_row_wise"]}}},
     )
     from rayrec.models import MODELS, Batch
@@ -60,12 +60,12 @@ if __name__ == "__main__":
     loss, logits = model(Batch(torch.ones(2, 1), sparse, torch.tensor([0.0, 1.0])))
     assert logits.shape == (2,) and model.score.bias is None
     loss.backward()
-    assert build.DENSE_OPTIMIZERS[config.optimizers.dense.kind] is torch.optim.RMSprop
-    state = torch.optim.RMSprop([nn.Parameter(torch.ones(3))])
+    assert build.DENSE_OPTIMIZERS[config.optimizers.dense.kind] is torch.optim.NAdam
+    state = torch.optim.NAdam([nn.Parameter(torch.ones(3))])
     state.param_groups[0]["params"][0].grad = torch.ones(3)
     state.step()
     (numbers,) = state.state.values()
-    assert build.STATE_PER_ELEMENT["rmsprop"] == sum(value.numel() == 3 for value in numbers.values())
+    assert build.STATE_PER_ELEMENT["nadam"] == sum(value.numel() == 3 for value in numbers.values())
     from rayrec.data import DataError, Mapping
     mapping = Mapping.from_config(config, labels=False)
     assert mapping.to_batch([{"age": 9.0, "user": 1}, {"age": 0.0, "user": 1}]).dense.tolist() == [[3.0], [0.0]]

@@ -88,7 +88,7 @@ class PlateauConfig(Section):
 class DenseOptimizerConfig(Section):
     """Trains everything that is not an embedding table, and tables whose kernel is `dense`."""
 
-    kind: Literal["sgd", "adam", "adamw", "adagrad"] = Field(default="adam", description="the optimizer")
+    kind: Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"] = Field(default="adam", description="the optimizer")
     lr: float = Field(default=0.001, gt=0, description="learning rate")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = None

@@ -147,6 +147,7 @@ DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": adam,
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01),
     "row-wise adam": lambda params: PartialRowWiseAdam(params, lr=0.01),
 }
 

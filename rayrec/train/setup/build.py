@@ -55,9 +55,10 @@ DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
 }
 # Optimizer state elements per parameter, by dense optimizer.
-STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
+STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1, "rmsprop": 1}
 
 
 def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
