@@ -137,6 +137,23 @@ def test_a_config_names_events_once(tmp_path: Path) -> None:
     assert (schema.sparse[2].column, past.values[0].column) == (item.name, time.name)
     assert item.inputs == ["user", "at"] and item.where == {"action": ["like"]}  # type: ignore[union-attr]
     assert parse_config(parse_config(raw).to_dict()).data_schema == schema
+    age = {"name": "age", "kind": "age", "column": time.name, "at": "at"}
+    raw["schema"]["derived"] = [age, {"name": "bucket", "kind": "buckets", "column": "age", "log_base": 2}]
+    names = [column.name for column in parse_config(raw).data_schema.derived]
+    assert names.index(time.name) < names.index("age"), "columns that are derived from events follow them"
+
+
+def test_a_row_may_bring_its_own_events(tmp_path: Path) -> None:
+    """As in a request to a service; rows that bring none have those of the log."""
+    log = pa.table({"user": [1, 1, 2], "at": [10, 20, 30], "item": pa.array([5, 6, 7], pa.int8())})
+    pq.write_table(log, tmp_path / "log.parquet")
+    schema = schema_of(tmp_path / "log.parquet", 9)
+    rows = {"user": [1, 1, 2], "now": [40, 40, 40]}
+    assert lists(schema, **rows)["item"] == rows_of([[5, 6], [5, 6], [7]])
+    own = {"last item": [[1000, 3], None, []]}
+    assert lists(schema, **rows, **own)["item"] == rows_of([[1000, 3], [5, 6], []])
+    with pytest.raises(DataError, match="the lists of 'last item' are"):
+        lists(schema, **rows, **{"last item": pa.array([["x"], ["y"], ["z"]])})
 
 
 @pytest.mark.parametrize(

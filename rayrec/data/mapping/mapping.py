@@ -115,13 +115,18 @@ class Mapping:
         """The columns that are read, without duplicates."""
         return self.schema.columns if self.labels else self.schema.feature_columns
 
+    @cached_property
+    def _histories(self) -> list[str]:
+        """Columns that rows may have: lists of events, in place of those of a store."""
+        return self.schema.histories
+
     def to_table(self, data: Tabular) -> pa.Table:
         """The columns that are mapped, as typed Arrow columns.
 
         Raises:
             DataError: a missing column or a wrong type.
         """
-        table = inferred(data, self.schema, self.columns)
+        table = inferred(data, self.schema, [*self.columns, *self._histories])
         if self._accepts(table.schema):
             return table
         table = as_expected(table, self.schema)
@@ -148,7 +153,7 @@ class Mapping:
             problems,
             labelled=self.labels,
             max_pairs=self.max_pairs,
-            columns=self.columns,
+            columns=[*self.columns, *(name for name in self._histories if name in table.column_names)],
         )
         return rows, problems
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Strict
-from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
+from rayrec.data.mapping.derived.specs import Derived, Events, check_order, needed, sources
 from rayrec.data.mapping.rules import Dynamic, Hash, Identity, IdMapping, LabelKind, LabelRule
 from rayrec.data.mapping.sequences import SequenceColumns, SequenceValues
 from rayrec.data.mapping.transforms import Transform
@@ -409,6 +409,11 @@ class Schema(Strict):
         derived = {spec.name for spec in self.derived}
         values = [value for sequence in self.sequences for value in sequence.values]
         return [value for value in values if value.column_name not in derived]
+
+    @property
+    def histories(self) -> list[str]:
+        """The lists of events that features use, which rows may have themselves."""
+        return [spec.name for spec in self.derived_needed if isinstance(spec, Events)]
 
     @property
     def derived_needed(self) -> list[Derived]:

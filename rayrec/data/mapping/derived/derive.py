@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import decoded, shown
+from rayrec.data.arrays.arrow_types import decoded, is_list, leaf_of, shown
 from rayrec.data.mapping.derived.joins import entity, events
 from rayrec.data.mapping.derived.lists import cross, lookup, overlap, pairs, tokens
 from rayrec.data.mapping.derived.scalars import (
@@ -63,6 +64,8 @@ def derive(
 ) -> dict[str, pa.Array]:
     """The columns and the derived columns. Bad rows become null and are added to `problems`.
 
+    Lists of events that are among the columns are kept; rows in which they are null have those of the table.
+
     Args:
         max_pairs: of a cross of lists, in all rows; rows after that many are bad rows. Default: no limit.
 
@@ -71,8 +74,26 @@ def derive(
     """
     out = dict(columns)
     for spec in specs:
-        out[spec.name] = _computed(spec, [out[name] for name in spec.inputs], problems, max_pairs)
+        column = _computed(spec, [out[name] for name in spec.inputs], problems, max_pairs)
+        if isinstance(spec, Events) and spec.name in columns:
+            column = _given_or_joined(spec, columns[spec.name], column)
+        out[spec.name] = column
     return out
+
+
+def _given_or_joined(spec: Events, given: pa.Array, joined: pa.Array) -> pa.Array:
+    """The given lists of events; the joined ones in rows without."""
+    kind = leaf_of(joined.type)
+    kind = pa.int64() if pat.is_integer(kind) else kind  # those of a store are narrow
+    try:
+        if pat.is_timestamp(kind) and is_list(given.type) and pat.is_integer(given.type.value_type):
+            given = given.cast(pa.large_list(pa.timestamp(spec.unit)))
+        return pc.coalesce(given.cast(pa.large_list(kind)), joined.cast(pa.large_list(kind)))
+    except pa.ArrowException as error:
+        problem = (
+            f"the lists of {spec.name!r} are {given.type}, those of {spec.path} {joined.type}: {first_line(error)}"
+        )
+        raise DataError(problem, column=spec.name, fix="give lists of the same type, or null") from error
 
 
 def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems, max_pairs: int | None) -> pa.Array:
