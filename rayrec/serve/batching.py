@@ -46,9 +46,10 @@ class Batcher:
         self._waiting: deque[tuple[ScoreRequest, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
         cores = torch.get_num_threads()  # torch gives a new thread another number
-        threads = {"initializer": torch.set_num_threads, "initargs": (cores,)}
-        self._thread = ThreadPoolExecutor(1, "rayrec-score", **threads)  # type: ignore[arg-type]
-        self._threads = ThreadPoolExecutor(thread_name_prefix="rayrec-retrieve", **threads)  # type: ignore[arg-type]
+        self._thread, self._threads = (
+            ThreadPoolExecutor(count, name, initializer=torch.set_num_threads, initargs=(cores,))
+            for count, name in ((1, "rayrec-score"), (None, "rayrec-retrieve"))
+        )
 
     def check_queue(self) -> None:
         """
