@@ -139,6 +139,12 @@ def test_histories_of_events_score_as_if_the_rows_held_them(folder: Path, tmp_pa
     joined_scores = exports[1].score(rows.select(["user", "item", "age", "at"]))
     assert stored_scores.probabilities["label"].tolist() == joined_scores.probabilities["label"].tolist()
     assert {*exports[1].mapping.schema.feature_columns} == {"user", "item", "age", "at"}
+    own = rows.select(["user", "item", "age", "at", "past", "past_at"])
+    own = own.rename_columns(["user", "item", "age", "at", "history.what", "history.when"])
+    longer = own.set_column(4, "history.what", pa.array([[1, 2, 3]] * 50))
+    longer = longer.set_column(5, "history.when", pa.array([[1_600_000_000] * 3] * 50))
+    scores = [exports[1].score(given).probabilities["label"].tolist() for given in (own, longer)]
+    assert scores[0] == stored_scores.probabilities["label"].tolist() != scores[1], "rows may bring their events"
 
 
 def test_a_new_item_needs_no_training(folder: Path, joined: dict[str, Any], tmp_path: Path) -> None:
