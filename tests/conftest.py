@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,12 @@ TESTS = Path(__file__).parent
 GATE, ROOM = TESTS / "ranks.py", Path(__file__)  # any two files that all workers see: only their locks matter
 INSIDE = "RAYREC_INSIDE_A_TEST"
 WITHIN = INSIDE in os.environ  # a test has started this pytest, and has passed the gate for it
+
+with suppress(ImportError):  # of what tests need, a machine lent for its GPU may have torch and pytest only
+    from hypothesis import settings
+
+    settings.register_profile("any speed", settings(), deadline=None)
+    settings.load_profile("any speed")
 
 
 @contextmanager

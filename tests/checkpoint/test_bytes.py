@@ -59,7 +59,6 @@ def manifest(index: bytes) -> Manifest:
     return Manifest(**told, mapping=None, index_size=len(index), index_sha256=sha256(index))
 
 
-@settings(deadline=None)
 @given(SHAPES, KINDS, st.integers(1, 200))
 def test_pieces_tile_a_tensor_within_their_bytes(shape: list[int], dtype: torch.dtype, max_bytes: int) -> None:
     tensor = numbers(shape, dtype)
@@ -77,7 +76,7 @@ def test_pieces_tile_a_tensor_within_their_bytes(shape: list[int], dtype: torch.
         assert len(parts) == -(-rows // (max_bytes // (tensor.nbytes // rows)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(SHAPES, KINDS), min_size=1, max_size=4), st.integers(1, 100), st.integers(1, 60), st.data())
 def test_any_rows_come_back_from_any_pieces(shapes: Any, max_bytes: int, block_bytes: int, data: st.DataObject) -> None:
     tensors = {f"dense/{n}": numbers(shape, dtype, 7 * n) for n, (shape, dtype) in enumerate(shapes)}
@@ -181,7 +180,6 @@ def test_a_damaged_header_hides_its_file_alone() -> None:
         torch.testing.assert_close(reader.tensor("table/a", slice(5, 9)), numbers([4, 2], torch.float32, 10))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), max_size=4))
 def test_numbers_begin_at_multiples_of_eight_and_follow_without_gaps(tensors: Any) -> None:
     data = header((f"t{n}", DTYPES[name], shape) for n, (name, shape) in enumerate(tensors))
@@ -296,7 +294,6 @@ def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
             Index.from_json(json.dumps({**raw, "files": files}).encode(), whole=False)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.integers(1, 400))
 def test_a_converted_tensor_is_read_in_runs_that_fit(shape: list[int], limit: int) -> None:
     tensor = SavedTensor(torch.float32, tuple(shape), ())

@@ -45,7 +45,7 @@ def kept_of(orders: list[tuple[int, int]], whole: set[tuple[int, int]], keep: in
     return [order for order in orders if order in stay or not committed or order > committed[-1]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 12), st.booleans(), st.integers(0, 4)), max_size=7),
     st.integers(0, 3),

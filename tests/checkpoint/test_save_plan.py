@@ -28,7 +28,7 @@ def region(key: str, size: tuple[int, ...], offsets: tuple[int, ...], shape: tup
     return Region(key, size, offsets, shape, 4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), world_size=st.integers(1, 8))
 def test_every_number_is_written_by_one_rank_and_ranks_write_equally_much(data: Any, world_size: int) -> None:
     """Tables in shards of rows that several replicas may have, and tensors that all ranks have."""
@@ -69,7 +69,7 @@ def test_rectangles_that_do_not_make_up_a_tensor_are_refused(by_rank: list[list[
         divide(by_rank)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), draws=st.integers(0, 1300), normal=st.booleans())
 def test_random_states_have_one_shape_whatever_was_drawn(seed: int, draws: int, normal: bool) -> None:
     kept = random_states(0, CPU)

@@ -320,7 +320,7 @@ EXPRESSIONS = ["a + b", "a * b", "a - b", "a / (b + 0.5)", "abs(a)", "a > b", "(
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.float32(), pa.decimal128(30, 2), pa.uint64()], ids=str)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(EXPRESSIONS), st.lists(st.tuples(WIDE, WIDE), min_size=1, max_size=6))
 def test_the_number_of_a_row_does_not_depend_on_the_rows_beside_it(
     kind: pa.DataType, text: str, rows: list[tuple[int | None, int | None]]
@@ -558,14 +558,14 @@ def slow(rows: list[dict[str, Any]], found: Any) -> None:
             assert stop - start == int(length)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=20, derandomize=True, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_equal_values_in_training_and_in_a_service(seed: int) -> None:
     alike(drawn_rows(seed, 200))
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None, phases=[Phase.generate])
+@settings(max_examples=40, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_equal_values_of_many_drawn_rows(seed: int) -> None:
     alike(drawn_rows(seed, 200))

@@ -53,7 +53,7 @@ def ids(schema: Schema, **columns: Any) -> list[list[int]]:
     return [bag.tolist() for bag in bags.to_dense()]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_versions_are_those_of_merge_asof(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Versions at equal times, before the first, keys that the table lacks, and null keys and times."""

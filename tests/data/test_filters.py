@@ -89,7 +89,7 @@ def test_the_rows_are_those_that_pyarrow_finds(folder: Path, filters: list[Any])
         assert row_ids([b for b, _ in batches]) == oracle(folder, filters)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_exactly_once_under_stops_and_resizes(folder: Path, data: st.DataObject) -> None:
     filters = data.draw(st.sampled_from(FILTERS))
@@ -149,7 +149,7 @@ def write_clumps(file: Path, passing: int, rows: int = 3000, row_group: int = 50
     return file
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_the_same_rows_whether_or_not_filters_are_read_first(tmp_path_factory: Any, data: st.DataObject) -> None:
     file = write_clumps(tmp_path_factory.mktemp("clumps") / "x.parquet", data.draw(st.sampled_from([1, 2, 5, 20])))
@@ -245,7 +245,7 @@ def test_what_cannot_pass_is_never_opened(folder: Path, tmp_path: Path) -> None:
     assert len({manifest.fingerprint, whole.fingerprint}) == 2
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 30))
 def test_statistics_leave_out_no_row_that_passes(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rng = random.Random(seed)
@@ -379,7 +379,7 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
         inspect(data.path, filters=[["dya", "=", 1]])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_rows_are_divided_at_random_but_always_alike(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

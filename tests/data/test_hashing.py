@@ -27,7 +27,7 @@ def test_hashes_never_change_and_agree() -> None:
     assert text_rows(texts, 9, (1 << 32) + 1, 2).tolist() == large
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 1 << 40), st.integers(0, (1 << 64) - 1), st.sampled_from([1, 2**20, 2**40]))
 def test_hashed_rows_are_those_of_the_plain_law(num_rows: int, seed: int, stride: int) -> None:
     values = np.arange(-50, 50) * stride
@@ -38,7 +38,7 @@ def test_hashed_rows_are_those_of_the_plain_law(num_rows: int, seed: int, stride
     assert hash_rows(values.view(np.uint64), seed, num_rows).tolist() == rows.tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.one_of(st.none(), st.text(), st.text(max_size=9), st.text("\0a", max_size=20))),
     st.integers(1, 1 << 40),

@@ -30,7 +30,7 @@ def written(hashes: list[int], folder: Path) -> id_index.IdIndex:
     return id_index.IdIndex.open(folder / "index")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(HASHES, unique=True, max_size=120), st.lists(HASHES, max_size=60), st.sampled_from([1, 3, 50]))
 def test_an_index_is_a_dict(
     tmp_path_factory: pytest.TempPathFactory, kept: list[int], asked: list[int], part: int

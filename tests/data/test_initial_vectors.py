@@ -87,7 +87,7 @@ def row_in_training(feature: SparseFeature, id: Any) -> int:
     return int(batch.sparse.values()[0])
 
 
-@settings(max_examples=drawn(60), deadline=None)
+@settings(max_examples=drawn(60))
 @given(data=st.data())
 def test_each_vector_is_in_the_row_that_training_reads_for_its_id(data: st.DataObject) -> None:
     text = data.draw(st.booleans())

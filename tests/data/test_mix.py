@@ -23,7 +23,7 @@ from tests.data.sets import ROWS_OF, SCHEMA, table, write
 FIRST_OF = (0, 100_000, 200_000)  # row ids of the data sets start here
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 500))
 def test_shares_never_shrink_and_follow_the_weights(weights: list[int], rows: int) -> None:
     before, after = shares(weights, rows), shares(weights, rows + 1)
@@ -35,7 +35,7 @@ def test_shares_never_shrink_and_follow_the_weights(weights: list[int], rows: in
     assert whole == [7 * weight for weight in weights]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(1, 5), st.integers(0, 30))
 def test_every_rank_and_all_together_have_their_shares(weights: list[int], world: int, more: int) -> None:
     batch_rows, steps = world + more, 40

@@ -79,7 +79,7 @@ def test_a_seed_draws_the_same_rows_as_ever() -> None:
     assert (keep_mask(coded, RATE, seed=7, epoch=1, window=3, first=100) == kept).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataObject) -> None:
     expected = sorted(read(manifest, 1))

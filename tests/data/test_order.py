@@ -40,7 +40,7 @@ def place(order: EpochOrder, position: int) -> tuple[int, int]:
     return block, int(np.searchsorted(order.groups, block, side="right")) - 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(intervals, intervals, st.lists(st.integers(0, 60), min_size=2), st.integers(0, 70))
 def test_intervals_are_sets_of_positions(
     some: list[Interval], others: list[Interval], edges: list[int], number: int
@@ -59,7 +59,7 @@ def test_intervals_are_sets_of_positions(
     assert positions(inside(sequence, spans(merged))) == [everything[i] for i in wanted]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(windows, intervals, st.integers(1, 9))
 def test_deal_gives_all_that_is_left_evenly(sizes: list[int], done: list[Interval], world_size: int) -> None:
     order = EpochOrder.of(sizes, seed=3, epoch=0, shuffle=True)
@@ -72,7 +72,7 @@ def test_deal_gives_all_that_is_left_evenly(sizes: list[int], done: list[Interva
         assert place(order, start) == place(order, stop - 1), "a piece lies in one window"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30)), min_size=1, max_size=12),
     st.integers(1, 5),
@@ -110,7 +110,7 @@ def test_an_epoch_has_every_window_once_and_runs_in_their_order(
     assert max(map(count, parts)) - min(map(count, parts)) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(windows, intervals, st.integers(1, 5), st.integers(1, 40))
 def test_steps_go_along_the_sequence(sizes: list[int], done: list[Interval], world_size: int, batch_rows: int) -> None:
     order = EpochOrder.of(sizes, seed=0, epoch=0, shuffle=False)
@@ -140,7 +140,7 @@ def test_windows_after_one_that_fits_nowhere_go_whole_to_the_rank_with_the_fewes
     assert sizes == [[5, 5, 15], [5, 5, 15]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))
 def test_passes_come_whole_one_after_another_and_do_not_depend_on_how_many(
     sizes: list[int], passes: int, world: int
@@ -193,7 +193,7 @@ orderings = st.builds(
 ) | st.builds(Ordering, seed=st.just(5), shuffle=st.just(False), step_rows=st.integers(1, 30))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 2),
     st.lists(st.tuples(orderings, st.integers(1, 6), st.floats(0, 1)), min_size=1, max_size=4),
@@ -230,7 +230,7 @@ def test_exactly_once_under_any_stops_and_resizes(
     assert cursor.rows_done == len(consumed)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2), st.integers(1, 5), st.lists(st.floats(0, 1), min_size=5, max_size=5))
 def test_as_many_ranks_go_on_exactly_where_each_was(
     planners: list[EpochPlanner], number: int, world_size: int, stops: list[float]

@@ -121,7 +121,7 @@ def test_other_columns_that_share_a_table(columns: dict[str, Any], expected: dic
         assert any({member, owner} <= features for features in tables)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes=st.lists(st.integers(2, 90), min_size=2, max_size=5), starts=st.lists(st.integers(0, 3), min_size=5))
 def test_small_integers_of_unrelated_names_never_share(
     sizes: list[int], starts: list[int], tmp_path_factory: pytest.TempPathFactory

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
@@ -195,7 +195,6 @@ def test_windows_come_mixed_as_evenly_as_their_rows_allow(tmp_path: Path, interl
 
 
 @given(st.lists(st.one_of(st.integers(1, 40), st.sampled_from([8, 16])), min_size=1, max_size=9))
-@settings(deadline=None)
 def test_the_rows_of_windows_are_spread_evenly(sizes: list[int]) -> None:
     places = sorted((Fraction(2 * k + 1, size), window) for window, size in enumerate(sizes) for k in range(size))
     for window in range(len(sizes)):

@@ -96,7 +96,7 @@ def test_same_seed_same_batches_and_other_epoch_other_order(manifest: Manifest) 
     assert sorted(epoch(1)) == list(range(manifest.rows))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataObject) -> None:
     cursor, ids = Cursor.start(1), []

@@ -289,7 +289,7 @@ def at(row: Any, path: str) -> set[str]:
     return values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(["a", "b", "a.b", "c"]), KINDS, min_size=1), st.integers(0, 1000))
 def test_leaves_of_any_nesting(columns: dict[str, pa.DataType], seed: int) -> None:
     """A projection of leaves from Parquet has the values of the rows, and literal names win."""

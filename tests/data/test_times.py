@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.data import DataError
@@ -70,7 +70,6 @@ def by_cell(values: pa.Array, time_format: str) -> pa.Array:
 READERS: list[Callable[[pa.Array, str], pa.Array]] = [by_init, by_sequence, by_cell]
 
 
-@settings(deadline=None)
 @given(a_format, st.lists(moments, min_size=1, max_size=8))
 def test_written_times_are_read_as_they_were_by_all_readers(time_format: str, micros: list[int]) -> None:
     expected, texts = timestamps(micros, time_format), texts_of(micros, time_format)
@@ -115,7 +114,6 @@ BAD = [
 ]
 
 
-@settings(deadline=None)
 @given(a_format, st.lists(moments, min_size=0, max_size=5), st.lists(st.sampled_from(BAD), min_size=1, max_size=2))
 def test_the_first_bad_value_is_named_by_all_readers(time_format: str, micros: list[int], bad: list[str]) -> None:
     good = texts_of(micros, time_format)
@@ -147,7 +145,6 @@ def test_no_format_reads_a_bad_time_of_its_kind(text: str) -> None:
             assert row_seconds(pa.array([text]), time_format)[0] == -1, time_format
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(moments, st.booleans(), st.integers(-11, 13)), min_size=2, max_size=8))
 def test_a_zone_stands_in_all_texts_or_in_none(drawn: list[tuple[int, bool, int]]) -> None:
     start = datetime(1970, 1, 1, tzinfo=UTC)

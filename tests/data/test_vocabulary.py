@@ -277,7 +277,7 @@ ITEMS = st.one_of(st.none(), st.integers(-5, 9))
 HISTORIES = st.one_of(st.none(), st.lists(ITEMS, max_size=5))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=st.lists(st.tuples(ITEMS, HISTORIES), min_size=1, max_size=30), text=st.booleans(), files=st.integers(1, 3))
 def test_counts_of_several_columns_add_up(
     rows: list[tuple[int | None, list[int | None] | None]], text: bool, files: int, tmp_path_factory: Any

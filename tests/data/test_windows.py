@@ -85,7 +85,7 @@ def by_hand(
     return found + ([window] if window else [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -19,7 +19,7 @@ from rayrec.distributed.vectors.pooled_exchange import ColumnOrder
 from rayrec.modules import EmbeddingBagConfig
 
 CPU = torch.device("cpu")
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 T = ShardingType
 
 

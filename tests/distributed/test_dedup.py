@@ -48,7 +48,7 @@ def test_ranks_may_bring_batches_of_different_size(sizes: tuple[int, ...], kinds
     check(2, kinds, ADAGRAD, PoolingType.MEAN, weighted=True, batch_sizes=sizes, dedup=True)
 
 
-@settings(max_examples=drawn(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(25), suppress_health_check=[HealthCheck.too_slow])
 @given(problems())
 def test_drawn_plans_equal_one_process(problem: Any) -> None:
     tables, plan, sizes, weighted, seed = problem
@@ -71,7 +71,7 @@ def pays(features: dict[str, torch.Tensor], rows: int) -> bool:
     return Distinct(tables, False, routes).pays(KeyedJaggedTensor([*features], ids, lengths=lengths, stride=1))
 
 
-@settings(max_examples=drawn(60), deadline=None)
+@settings(max_examples=drawn(60))
 @given(
     count=st.integers(0, 40_000),
     distinct=st.integers(1, 40_000),

@@ -185,7 +185,7 @@ def plans(draw: st.DrawFn) -> ModuleSharding:
     return plan_of(kinds, 2, draw(st.text("df", min_size=3, max_size=3)))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(plans(), st.booleans(), st.booleans(), st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(any))
 def test_fused_tables_beside_dense_ones(
     plan: ModuleSharding, weighted: bool, dedup: bool, sizes: tuple[int, int]

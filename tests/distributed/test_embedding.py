@@ -169,7 +169,7 @@ def drawn_kinds(draw: st.DrawFn, world: int) -> Kinds:
     return kinds
 
 
-@settings(max_examples=drawn(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(15), suppress_health_check=[HealthCheck.too_slow])
 @given(
     kinds=drawn_kinds(3),
     sizes=st.tuples(*[st.integers(0, 5)] * 3).filter(any),

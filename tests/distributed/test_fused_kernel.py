@@ -134,7 +134,7 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([4, 8, 20, 64])), min_size=1, max_size=4),
     batch=st.sampled_from([1, 7, 300]),
@@ -271,7 +271,7 @@ def test_the_loop_keeps_the_moments_of_adam(kind: EmbOptimType, features: list[i
 
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
 @pytest.mark.parametrize("kind", [*BY_FBGEMM, *ADAMS])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=3),
     dim=st.sampled_from([4, 8, 12, 60, 64, 100]),

@@ -147,7 +147,7 @@ def problems(draw: st.DrawFn) -> Any:
     return tables, plan, sizes, draw(st.booleans()), draw(st.integers(0, 1 << 30))
 
 
-@settings(max_examples=drawn(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(12), suppress_health_check=[HealthCheck.too_slow])
 @given(problems())
 def test_drawn_plans_equal_one_process(problem: Any) -> None:
     tables, plan, sizes, weighted, seed = problem

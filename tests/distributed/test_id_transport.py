@@ -24,7 +24,7 @@ from tests.distributed.oracle import cut, draw_kjt
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
-FREE = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FREE = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def message(source: int, target: int, size: int) -> torch.Tensor:

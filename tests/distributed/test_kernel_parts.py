@@ -241,7 +241,7 @@ def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
         assert not same(narrow, uvm, device, vector_group)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     count=st.integers(0, 5000),
     rows=st.sampled_from([1, 2, 200, 2048, 2049, 10**6, 2**32 - 1, 2**32, 2**40]),

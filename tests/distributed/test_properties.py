@@ -62,7 +62,7 @@ def problems(draw: st.DrawFn) -> Any:
     return tables, plan, sizes, draw(st.booleans()), draw(st.integers(0, 1 << 30))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(problems())
 def test_drawn_plans_equal_one_process(problem: Any) -> None:
     tables, plan, sizes, weighted, seed = problem
@@ -171,7 +171,7 @@ def optimizers(draw: st.DrawFn) -> tuple[dict[str, Any], Callable[[Any], Any]]:
     )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     optimizers(),
     st.sampled_from([ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL]),

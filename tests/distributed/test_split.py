@@ -149,7 +149,7 @@ def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: O
         assert torch.equal(ids.weights, expected.ids.weights)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     world=st.sampled_from([2, 3, 4, 8, 9, 16, 20, 300]),
     kinds=st.lists(st.sampled_from(["row_wise", "uneven", "table_wise", "column_wise"]), min_size=1, max_size=5),
@@ -298,7 +298,7 @@ def batches(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], list[str], list[
     return tables, keys, [draw(st.lists(st.sampled_from([0, 1, 2, 2, 3, 4, -1]), max_size=2)) for _ in keys]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batches())
 def test_an_id_must_be_a_row_of_every_table_that_reads_it(
     given_: tuple[list[EmbeddingBagConfig], list[str], list[list[int]]],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
@@ -107,7 +107,6 @@ def test_fewer_bytes_travel(forward: NumberFormat, backward: NumberFormat) -> No
     assert [a - b for a, b in zip(whole, less, strict=True)] == [4 * numbers - size for size in own_bytes]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.sampled_from([4, 8, 32]))
 def test_rows_on_the_wire_are_whole_and_carry_their_scale(count: int, row: int) -> None:
     rows = sum(1 for start in range(0, count, row))

@@ -198,7 +198,7 @@ def test_the_clock_of_a_step() -> None:
     assert advance(5, [newest_times(np.array([9, 7]))]) == 7, "fewer rows: the oldest"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(-5, 60), max_size=20), min_size=1, max_size=5), st.integers(0, 40))
 def test_the_clock_does_not_depend_on_the_ranks(times_of_ranks: list[list[int]], clock: int) -> None:
     every = np.array([time for times in times_of_ranks for time in times], np.int64)

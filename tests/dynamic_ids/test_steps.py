@@ -53,7 +53,7 @@ def same(maps: list[IdMap], other: IdMap) -> None:
         np.testing.assert_array_equal(array, other.state()[name], name)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(RULES), st.sampled_from([4, 9, 16, 61, 200]), steps, st.randoms(use_true_random=False))
 def test_every_form_is_the_dictionary_model(rule: dict[str, Any], rows: int, program: Any, random: Any) -> None:
     config = DynamicIds(rows=rows, **rule)

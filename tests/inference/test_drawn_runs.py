@@ -84,9 +84,7 @@ def sharded_scores(group: dist.ProcessGroup, raw: dict[str, Any], batches: list[
 
 
 @pytest.mark.long
-@settings(
-    max_examples=6, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=6, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(changes=runs(), tables=st.sampled_from(["fp32", "fp32", "AUTO"]))
 def test_an_export_scores_as_the_sharded_model_it_was_made_of(changes: dict[str, Any], tables: str) -> None:
     with tempfile.TemporaryDirectory() as place:

@@ -189,7 +189,7 @@ def test_weights_of_zero_leave_nothing_to_measure() -> None:
 logit_values = st.floats(-50, 50, width=32) | st.sampled_from([-1.0, 0.0, 0.25])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(logit_values, st.integers(0, 1)), min_size=2, max_size=60).filter(
         lambda rows: len({label for _, label in rows}) == 2
@@ -205,7 +205,7 @@ def test_auc_stays_within_its_bound(rows: list[tuple[float, int]], bins: int) ->
     assert abs(auc - exact_auc(logits, labels)) <= bound + 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 1000))
 def test_batching_does_not_matter(sizes: list[int], seed: int) -> None:
     logits, labels = clicks(sum(sizes), seed)

@@ -52,7 +52,7 @@ def rows_of(count: int, groups: int, seed: int) -> Rows:
     return keys * 2**40, (logits * 4).round() / 4, labels, weights
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 120), st.integers(1, 30), st.integers(0, 1000))
 def test_equals_the_groups_taken_one_by_one(count: int, groups: int, seed: int) -> None:
     rows = rows_of(count, groups, seed)

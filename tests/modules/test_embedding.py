@@ -56,7 +56,7 @@ def by_hand(ebc: EmbeddingBagCollection, kjt: KeyedJaggedTensor, weighted: bool)
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([SUM, MEAN]),
     st.sampled_from([DataType.FP32, DataType.FP16, DataType.BF16]),

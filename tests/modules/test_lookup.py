@@ -33,7 +33,7 @@ drawn_tables = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tables=drawn_tables, by_id=st.sets(st.sampled_from(FEATURES)), sharded=st.booleans())
 def test_every_feature_of_every_table_is_looked_up(
     tables: list[EmbeddingBagConfig], by_id: set[str], sharded: bool

@@ -56,7 +56,7 @@ def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{len(case[1])}")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(touched=st.lists(st.sets(st.integers(0, ROWS - 1)), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_equals_the_fused_rule(case: Any, touched: list[set[int]], seed: int) -> None:
     kind, plain, params = case

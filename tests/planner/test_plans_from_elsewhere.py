@@ -141,7 +141,7 @@ def test_sequences_are_planned_as_well():
 ranges = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(ranges, ranges), min_size=1, max_size=5))
 def test_shards_overlap_where_they_share_a_number(rectangles: list[tuple[list[int], list[int]]]) -> None:
     drawn = [Shard(table="t", rows=Span(*rows), cols=Span(*cols), rank=0) for rows, cols in rectangles]

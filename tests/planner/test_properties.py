@@ -25,7 +25,7 @@ from rayrec.distributed.planner import (
 )
 from tests.planner.problems import SHARDER, collection, constraints, cut, table, tables, topologies
 
-CAREFUL = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+CAREFUL = settings(max_examples=20, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
@@ -131,7 +131,7 @@ def test_order_of_tables_does_not_matter(problem, rng: random.Random):
         assert first.bound_s == pytest.approx(second.bound_s, rel=1e-12)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(problems())
 def test_planning_mutates_nothing(problem):
     listed, topology, told = problem

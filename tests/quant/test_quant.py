@@ -74,7 +74,7 @@ def with_dequantized(module: Any, quantized: Any) -> Any:
     return module
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn=collections(), size=st.integers(0, 5), seed=st.integers(0, 2**20), weighted=st.booleans())
 def test_bags_equal_the_float_collection_of_the_dequantized_tables(
     drawn: Any, size: int, seed: int, weighted: bool
@@ -88,7 +88,7 @@ def test_bags_equal_the_float_collection_of_the_dequantized_tables(
     torch.testing.assert_close(found.values(), expected.values(), rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drawn=collections(), size=st.integers(0, 4), seed=st.integers(0, 2**20))
 def test_sequences_equal_the_float_collection_of_the_dequantized_tables(drawn: Any, size: int, seed: int) -> None:
     bags, formats, keys = drawn
@@ -134,7 +134,7 @@ def test_an_id_outside_its_table_is_named(bad: int) -> None:
         quantized(batch)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     strides=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     varying=st.booleans(),

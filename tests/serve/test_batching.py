@@ -64,7 +64,7 @@ def together(service: Service, requests: list[Any]) -> list[Answer | Exception]:
     return [answers[place] for place in range(len(requests))]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=st.lists(bodies(), min_size=2, max_size=8))
 def test_requests_together_are_answered_as_each_alone(service: Service, drawn: list[tuple[bytes, str]]) -> None:
     requests = []

@@ -90,7 +90,7 @@ def features(draw: st.DrawFn) -> dict[str, list[dict[str, Any]]]:
     return {"sparse": sparse, "dense": dense, "sequences": sequences}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=features(), derived=st.lists(st.sampled_from([*DERIVED]), unique=True))
 def test_the_example_is_accepted_as_it_is_printed(raw: dict[str, Any], derived: list[str], tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a\nb\n")

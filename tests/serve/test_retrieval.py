@@ -225,7 +225,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(asked=requests)
 def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: dict[str, Any]) -> None:
     try:

@@ -256,7 +256,7 @@ def answering(indexed: Path) -> Retrieval:
     return Retrieval(indexed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     changed=st.dictionaries(
         st.integers(0, 9), values | st.integers(-(2**70), 2**70) | st.lists(st.integers(), max_size=3)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from rayrec.sparse import jagged_tensor as home
 from rayrec.torchrec.sparse import JaggedTensor, KeyedTensor  # with TorchRec's methods
 
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 lists_of_ids = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=5)
 
 

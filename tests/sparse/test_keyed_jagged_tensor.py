@@ -17,7 +17,7 @@ from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor  # with Torch
 from rayrec.torchrec.sparse.jagged_tensor_validator import validate
 from tests.sparse.drawn import Drawn, batches, flat, holds, tensors
 
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=30)
 either = st.booleans().flatmap(lambda varying: batches(varying=varying))
 
 

@@ -95,7 +95,7 @@ def on_rank(group: Any, kind: str, formats: dict[str, str], cuts: dict[str, str]
 TABLES = ("a", "b", "c")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["sequences", "plain", "weighted"]),
     formats=st.fixed_dictionaries({name: st.sampled_from(FORMATS) for name in TABLES}),

@@ -405,7 +405,7 @@ def of_rows(rows: int, weighted: bool = False) -> Batch:
     return Batch(torch.rand(rows, 3, generator=draw), sparse, torch.arange(rows).float(), weight)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 9), st.data(), st.booleans())
 def test_a_part_of_a_batch_has_its_rows(rows: int, data: st.DataObject, weighted: bool) -> None:
     whole = of_rows(rows, weighted)

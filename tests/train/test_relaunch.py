@@ -230,7 +230,7 @@ def drawn_config(data: st.DataObject, exports: bool) -> None:
         check_relaunch(configs.with_data(raw, Path(place) / "data"), Path(place), exports=exports)
 
 
-QUICK = settings(max_examples=3, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+QUICK = settings(max_examples=3, database=None, derandomize=True, phases=[Phase.generate],
                  suppress_health_check=list(HealthCheck))  # fmt: skip
 
 

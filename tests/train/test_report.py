@@ -297,7 +297,7 @@ def test_status_and_times(tmp_path: Path) -> None:
 numbers = st.floats(-1e6, 1e6, allow_nan=False, width=32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(numbers, max_size=40), st.lists(numbers, max_size=3), numbers, st.booleans())
 def test_any_numbers_can_be_drawn(values: list[float], dots: list[float], reference: float, smooth: bool) -> None:
     chart = Chart(
@@ -315,7 +315,7 @@ def test_any_numbers_can_be_drawn(values: list[float], dots: list[float], refere
         assert -300 <= float(y) <= 500
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 def test_ticks_are_few_and_inside(low: float, width: float) -> None:
     high = low + width

@@ -93,7 +93,7 @@ def test_a_machine_with_few_gpus_trains_on_them(changes: dict[str, Any], gpus: i
     assert one_worker_per_gpu(config, Supply(cpus=8, gpus=gpus)).trainer.num_workers == workers
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cpus=st.integers(1, 64), workers=st.integers(1, 64))
 def test_what_auto_asks_for_fits_or_is_refused_by_name(cpus: int, workers: int) -> None:
     supply = Supply(cpus=cpus, gpus=0)
@@ -168,7 +168,7 @@ def selection_of(**resources: Any) -> Any:
     return parse_config(raw).trainer.resources
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(TEXTS)
 @example("a" * 63)
 @example("a" * 64)

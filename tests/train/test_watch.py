@@ -216,7 +216,7 @@ class Counted(Mailbox):
         return super().waiting_ranks()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(world_size=st.integers(5, 50), silent=st.sets(st.integers(0, 3)))
 def test_one_rank_asks_who_waits_and_the_next_where_it_is_silent(world_size: int, silent: set[int]) -> None:
     """`silent`: ranks whose watch stops after its first report."""

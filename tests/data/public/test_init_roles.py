@@ -52,7 +52,7 @@ def write(folder: Path, columns: dict[str, Any] = COLUMNS) -> str:
     return str(folder)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(sorted(COLUMNS)), st.sampled_from(sorted(FITS)), max_size=6))
 def test_stated_columns_have_their_role_and_train_or_are_refused(stated: dict[str, str]) -> None:
     """Each column is used as stated, or the error names a column that cannot be used so."""

@@ -29,7 +29,7 @@ from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, S
 from rayrec.data.stream.reading import read_window
 
 ROWS = 200
-DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+DRAWN = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def log(last: Callable[[int], str], name: str = "at", separator: str = ",") -> str:

@@ -256,7 +256,7 @@ moments = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(list(FORMATS)), st.lists(moments, min_size=1, max_size=12))
 def test_the_order_is_that_of_the_real_times_and_no_row_sees_a_later_one(
     tmp_path_factory: pytest.TempPathFactory, name: str, drawn: list[datetime]

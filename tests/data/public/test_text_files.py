@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rayrec.cli import run
 from rayrec.data import DataError, Manifest, Schema, TextOptions, convert
 
-DRAWN = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+DRAWN = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NUMBERS = [{"user": n % 7, "item": n % 11, "at": 1_600_000_000 + n, "clicked": n % 2} for n in range(60)]
 
 

@@ -330,7 +330,7 @@ def arrow_law(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(kinds, kinds)
 def test_the_law_is_symmetric_and_idempotent_and_null_widens_to_anything(one: pa.DataType, other: pa.DataType) -> None:
     wide = wider(one, other)
@@ -342,7 +342,7 @@ def test_the_law_is_symmetric_and_idempotent_and_null_widens_to_anything(one: pa
         raise AssertionError(f"{one}, {other}: Arrow has {arrow_law(one, other)}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(LEAVES), st.sampled_from(LEAVES), st.sampled_from(LEAVES))
 def test_the_order_of_files_does_not_matter(one: pa.DataType, two: pa.DataType, three: pa.DataType) -> None:
     def of(*types: pa.DataType) -> pa.DataType | None:

@@ -141,7 +141,7 @@ def test_memory_is_balanced_where_a_plan_is_two_percent_slower_and_no_more(ms: f
     assert sum(mib for option, (mib, _) in zip(found, sizes, strict=True) if option.shards[0].rank == 1) == held
 
 
-plain = settings(deadline=None, max_examples=40)
+plain = settings(max_examples=40)
 
 
 def ways(name: str, *each: Sequence[tuple[int, float]], kinds: Sequence[str] = ()) -> Proposal:
