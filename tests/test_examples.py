@@ -24,8 +24,12 @@ WITHOUT = {
         "Mix",
         "MixedStream",
         "Shuffle",
+        "StoreSpec",
         "Task",
         "Vocabulary",
+        "WindowsConfig",
+        "build_store",
+        "in_time_order",
     },
     "distributed": {
         "Awaitable",

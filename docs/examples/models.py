@@ -14,6 +14,7 @@ from rayrec.models import (
     Batch,
     DeepFM,
     FinalMLP,
+    HSTURanker,
     MaskNet,
     WideDeep,
     Wukong,
@@ -46,6 +47,7 @@ for model in (
     Wukong(tables, num_dense=3, over_arch=[16, 1], **here),
     DIN(tables, num_dense=3, attention=attention, over_arch=[16, 1], **here),
     bst(tables, num_dense=3, attention=attention, over_arch=[16, 1], max_length=4, **here),
+    HSTURanker(tables, num_dense=3, attention=attention, over_arch=[16, 1], max_length=4, **here),
 ):
     loss, logits = model(batch)
     loss.backward()
