@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,41 @@ from hypothesis import strategies as st
 from rayrec.distributed.comm import all_gather, broadcast
 from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.watch import EXIT_HUNG, EXIT_UNLIKE, POLL_S, TURN_S, CodeLocation, Watch, location_of
+from tests.forked import run_forked
 from tests.ranks import on_ranks
 from tests.train.small import Heard, Silent
+
+READS_STACKS = """
+import gc, threading, time
+from rayrec.train.worker.watch import location_of
+
+class Circle:  # is deleted by a garbage collection, with what only its thread has
+    def __init__(self):
+        self.itself, self.local = self, threading.local()
+        self.local.circle = self
+
+def start_threads():
+    while time.monotonic() < end:
+        thread = threading.Thread(target=Circle)
+        thread.start()
+        thread.join()
+
+gc.set_threshold(1)
+end = time.monotonic() + 3
+threads = [threading.Thread(target=start_threads) for _ in range(3)]
+for thread in threads:
+    thread.start()
+while time.monotonic() < end:
+    Circle()
+    location_of(threading.get_ident())
+"""
+
+
+def test_reading_stacks_stops_no_thread(tmp_path: Path) -> None:
+    """As a garbage collection in `sys._current_frames` does in Python 3.11."""
+    (tmp_path / "reads.py").write_text(READS_STACKS)
+    done = run_forked(tmp_path / "reads.py", tmp_path, os.environ, timeout_s=60)
+    assert done.returncode == 0, done.stderr
 
 
 def sleeps_in_my_model(seconds: float) -> None:

@@ -6,6 +6,7 @@ It only reads the main thread's stack and a counter of collectives, so it does n
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -42,7 +43,7 @@ class CodeLocation:
 
 def location_of(thread: int) -> CodeLocation:
     """The current location of a thread of this process."""
-    frame: FrameType | None = sys._current_frames().get(thread)
+    frame = _frames().get(thread)
     stack, line, in_exchange, innermost = [], "", False, True
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -62,9 +63,23 @@ def stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in _frames().items()
         if ident != threading.get_ident()
     )
+
+
+def _frames() -> dict[int, FrameType]:
+    """The current frame of each thread, by its identifier.
+
+    A garbage collection during the call may deadlock all threads in Python 3.11 (python/cpython#106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Watch:
