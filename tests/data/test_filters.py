@@ -379,7 +379,7 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
         inspect(data.path, filters=[["dya", "=", 1]])
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_rows_are_divided_at_random_but_always_alike(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

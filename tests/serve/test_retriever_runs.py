@@ -144,8 +144,8 @@ def test_narrow_numbers_ask_nearly_the_same(trained: Path, options: dict[str, An
 
 @pytest.mark.parametrize(
     "trained",
-    # To compile an encoder takes a third of this file's time; HSTU has all that SASRec has, and times.
-    [pytest.param(name, marks=pytest.mark.long if name == "sasrec" else ()) for name in RETRIEVERS],
+    # To compile an encoder takes a third of this file's time.
+    [pytest.param(name, marks=pytest.mark.long if name != "two_tower" else ()) for name in RETRIEVERS],
     indirect=True,
 )
 def test_a_query_tower_runs_compiled_and_for_any_number_of_rows(trained: Path, tmp_path: Path) -> None:

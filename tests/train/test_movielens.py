@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "movielens"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(not (DATA / "parquet" / "eval").is_dir(), reason="`make data` has not been run"),
 ]
 
@@ -31,7 +31,6 @@ def config(folder: Path, name: str, sharding_type: str | None) -> dict[str, Any]
     return raw
 
 
-@pytest.mark.long
 def test_quality_is_alike_for_ranks_and_plans(tmp_path: Path) -> None:
     cases = [(1, None), (2, "row_wise"), (4, None)]
     found: dict[tuple[int, str | None], float] = {}
