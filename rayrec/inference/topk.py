@@ -23,11 +23,11 @@ GROUP = 64
 NO_SCORE = float("-inf")
 KINDS = ("ivf", "hnsw")
 HNSW_LINKS, HNSW_BUILD = 32, 100
-# A search looks for as many more results as a query excludes, up to so many, or twice k: that takes hardly longer. It
-# is repeated with more effort only if the effort that it needs is so many times larger.
+# A search looks for one more result per excluded item, up to MAX_SPARE or 2 k, which takes hardly longer. It is
+# repeated with more effort only if it needs more than ENOUGH times the effort.
 MAX_SPARE, ENOUGH = 256, 1.25
 MIN_SPARE = 16
-# With a filter, it looks for so many times more than k / the share of the allowed items.
+# With a filter, it looks for FILTER_SPARE times k / the share of the allowed items.
 FILTER_SPARE = 1.5
 
 
@@ -252,11 +252,11 @@ class Approximate:
         counts = np.diff(offsets)
         hnsw = self.kind == "hnsw"
         if hnsw and len(queries) == 1:
-            # A graph search with a selector goes on until it has enough allowed items, with the same effort.
+            # A graph search with a selector continues until it has enough allowed items, with the same effort.
             return self._search_alike(queries, k, first, ids)
-        # A selector holds for a whole call. So all queries search together for more items than k, of which the excluded
-        # ones are removed; then those that have lost many of their best items search alone. The best allowed items of
-        # an IVF index may be in further lists, with which its search goes on.
+        # A selector applies to a whole call. So all queries search together for more than k items, and excluded ones
+        # are removed; queries that lose many of their best items then search alone. The search of an IVF index continues
+        # with further lists, which may have the best allowed items.
         spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
         most = effort(k + spare)
         probes: _Probes | None = None
@@ -327,7 +327,7 @@ class Approximate:
 
 
 class _Probes:
-    """A search of an IVF index that can go on with further lists.
+    """A search of an IVF index that can continue with further lists.
 
     Args:
         index: The faiss index.

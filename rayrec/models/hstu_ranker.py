@@ -39,9 +39,9 @@ class Requests(NamedTuple):
 class HSTURanker(Ranker):
     """HSTU over each request's context, history and candidates, then an MLP per row over it and all features.
 
-    Rows with the same context and history that follow each other, such as the impressions of one page or the candidates
-    of a request, share one sequence. A candidate sees the context, the history and itself. So its score is the same
-    wherever it is, among any others.
+    Adjacent rows with the same context and history, e.g. the impressions of a page or the candidates of a request,
+    share one sequence. A candidate attends to the context, the history and itself. So its score depends neither on its
+    position nor on other candidates.
 
     Args:
         tables: embedding tables of any widths.
@@ -89,7 +89,7 @@ class HSTURanker(Ranker):
         width, self.context = sum(lookup.widths[feature] for feature in self.history), list(context)
         dim = lookup.widths[self.history[0]] if dim is None else dim
         self.max_length, self.positions_before = max_length, len(self.context)
-        # A row of an exported graph is a request of its own.
+        # In an exported graph, each row is a request.
         self.width = self.positions_before + max_length + 1
         sizes: dict[str, Any] = {"dim": dim, "blocks": blocks, "heads": heads, "qk_dim": qk_dim, "v_dim": v_dim}
         with torch.device(settings.device or "cpu"):

@@ -1,7 +1,7 @@
 """Windows in the order of time: each is trained on after the model was evaluated on it.
 
-The order of the rows is that of the files by their first times, and of the rows in each file. A window is a range of
-this sequence, so that its rows and their order do not depend on the number of ranks.
+Files are ordered by their first times, and rows as in their file. A window is a range of this sequence, so its rows and
+their order do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Piece(NamedTuple):
         file: URI of the file.
         rows: number of rows.
         first, last: times of the first and the last row, in µs since 1970.
-        changes: positions of the rows that begin another interval than the row before; includes the first row.
+        changes: positions of the first row and of rows in another interval than the row before.
         intervals: numbers of these intervals.
     """
 

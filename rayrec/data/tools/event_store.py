@@ -1,8 +1,8 @@
 """Builds a store of events: the index that `data.events` reads, from a log of any size in bounded memory.
 
 The rows of the log are divided by the hash of their key into parts on disk, which are then sorted one at a time by key
-and time (external sort). A build that was interrupted goes on after the last file, or the last part, that was complete.
-New files are merged with the store: the parts begin with its events.
+and time (external sort). An interrupted build continues after the last complete file or part. To append, the events of
+the store are written into the parts first.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def build_store(
     memory_bytes: int = 2 << 30,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Stored:
-    """Makes a store, or adds events to one. Another call with the same arguments goes on after an interruption.
+    """Makes a store, or adds events to one. After an interruption, call it again with the same arguments to continue.
 
     Readers of an earlier store keep it: the new one takes its place when it is complete.
 

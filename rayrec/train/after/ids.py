@@ -26,10 +26,10 @@ from rayrec.train.terminal import notice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRow:
-    """An id with a row of its own.
+    """An id that has a row.
 
     Args:
-        table: first table of those that share the row.
+        table: the first table that shares the row.
         id: the id; of a string, its 64-bit hash.
         row: row of the table.
         count: number of lookups that the table remembers.
@@ -76,8 +76,8 @@ class Forgotten:
 def forget(source: str | Path, ids: str | Path, table: str | None = None) -> Forgotten:
     """Removes ids from the newest checkpoint of a run, with the weights and the optimizer state of their rows.
 
-    Writes a new checkpoint of the same step, from which the run resumes and exports. An id that comes again is a new
-    one. What it taught shared rows, other ids and layers stays, and so do counts of ids that wait, which are by hash.
+    Writes a new checkpoint of the same step; the run resumes from it and exports it. If an id is seen again, it is new.
+    Its effect on shared rows, other ids and layers remains, and so do the counts by hash of ids without a row.
 
     Args:
         source: a run folder; the run must not be training.

@@ -153,7 +153,7 @@ def needs_workers(config: Path, overrides: Sequence[str]) -> bool:
 
 
 def take_early(need: Demand) -> EarlyWorkers | None:
-    """The workers that `started_for` has started, if they have these resources; None if there are none."""
+    """The workers that `started_for` has started, if they have these resources; else None."""
     global _early
     early, _early = _early, None
     if early is not None and early.need != need:

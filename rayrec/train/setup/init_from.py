@@ -101,10 +101,10 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
 
 
 def _earlier_ids(shared: SharedMap, checkpoint: Checkpoint, files: Mapping[str, str]) -> EarlierIds:
-    """The ids whose rows the tables of a map take over.
+    """The ids of an earlier run that keep their rows in the tables of a map.
 
     Raises:
-        TrainError: features had different ids, or it is not known which ids there were.
+        TrainError: features had different ids, or the ids are not known.
     """
     subject, stored = f"init_from: table {shared.name!r}", dict[str, Fingerprint]()
     for name in shared.features:
@@ -138,10 +138,10 @@ def _earlier_ids(shared: SharedMap, checkpoint: Checkpoint, files: Mapping[str, 
 def _stored_maps(
     config: TrainConfig, names: Names, loaded: set[str], stored: set[str], earlier: Mapping[str, EarlierIds]
 ) -> dict[str, str]:
-    """The map in the checkpoint of each map of the model whose tables are loaded.
+    """The name in the checkpoint of each map with loaded tables.
 
     Raises:
-        TrainError: some tables of a map are loaded and others are not, or the checkpoint has no such map.
+        TrainError: only some tables of a map are loaded, or the checkpoint lacks the map.
     """
     maps = {}
     for shared in shared_maps(config):
