@@ -255,8 +255,8 @@ class Approximate:
             # A graph search with a selector continues until it has enough allowed items, with the same effort.
             return self._search_alike(queries, k, first, ids)
         # A selector applies to a whole call. So all queries search together for more than k items, and excluded ones
-        # are removed; queries that lose many of their best items then search alone. The search of an IVF index continues
-        # with further lists, which may have the best allowed items.
+        # are removed; queries that lose many of their best items then search alone. The search of an IVF index
+        # continues with further lists, which may have the best allowed items.
         spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
         most = effort(k + spare)
         probes: _Probes | None = None

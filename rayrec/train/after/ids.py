@@ -76,8 +76,8 @@ class Forgotten:
 def forget(source: str | Path, ids: str | Path, table: str | None = None) -> Forgotten:
     """Removes ids from the newest checkpoint of a run, with the weights and the optimizer state of their rows.
 
-    Writes a new checkpoint of the same step; the run resumes from it and exports it. If an id is seen again, it is new.
-    Its effect on shared rows, other ids and layers remains, and so do the counts by hash of ids without a row.
+    Writes a new checkpoint of the same step; the run resumes from it and exports it. A removed id that is seen again is
+    new. Its effect on shared rows, other ids and layers remains, and so do the counts by hash of ids without a row.
 
     Args:
         source: a run folder; the run must not be training.
