@@ -319,9 +319,10 @@ def list_ids(run_dir: RunDir, checkpoint: WhichCheckpoint = "newest") -> None:
     """List the ids that have rows in tables with dynamic ids, as CSV."""
     from rayrec.train.after.ids import ids_of_run
 
+    rows = ids_of_run(run_dir, checkpoint)
     typer.echo("table,id,row,count,last_seen")
-    for one in ids_of_run(run_dir, checkpoint):
-        typer.echo(f"{one.table},{one.id},{one.row},{one.count},{one.last_seen}")
+    for row in rows:
+        typer.echo(f"{row.table},{row.id},{row.row},{row.count},{row.last_seen}")
 
 
 @ids.command()

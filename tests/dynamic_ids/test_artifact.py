@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from rayrec.data import DataError, Mapping, Schema
@@ -181,7 +182,14 @@ def test_forgotten_ids_leave_with_their_state_and_come_back_as_new(run: Path, tm
     assert {int(line.split(",")[1]) for line in command("ids", copy).splitlines() if line.startswith("user")} == {
         int(key) for _, key, *_ in listed[3:]
     }
+    # Neither needs the code of the run's model.
+    written = (copy / "config.yaml").read_text()
+    with_code = yaml.safe_load(written)
+    with_code["model"] = {"name": None, "factory": "nowhere:model"}
+    (copy / "config.yaml").write_text(yaml.safe_dump(with_code))
+    assert len(command("ids", copy).splitlines()) > 1
     assert "removed 0 ids" in command("ids", "forget", copy, "--ids", file, "--table", "user")
+    (copy / "config.yaml").write_text(written)
     # The run goes on, with tables that no longer train: ids that come again have the first weights of their seeds.
     raw["trainer"]["epochs"], raw["optimizers"]["sparse"]["lr"] = 3, 1e-30
     Trainer(parse_config(raw)).fit()

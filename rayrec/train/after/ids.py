@@ -49,7 +49,10 @@ def ids_of_run(source: str | Path, checkpoint: str = NEWEST) -> Iterator[IdRow]:
     Raises:
         TrainError: no table of the run has dynamic ids.
     """
-    _, _, maps = _maps(source, checkpoint)
+    return _listed(_maps(source, checkpoint)[2])
+
+
+def _listed(maps: TableMaps) -> Iterator[IdRow]:
     for shared, own in zip(maps.shared, maps.maps, strict=True):
         listed = own.listing()
         columns = (listed.ids, listed.rows, listed.counts, listed.last_seen)
@@ -118,7 +121,7 @@ def forget(source: str | Path, ids: str | Path, table: str | None = None) -> For
 
 def _maps(source: str | Path, checkpoint: str) -> tuple[RunFolder, Checkpoint, TableMaps]:
     folder, found = find_checkpoint(Path(source), checkpoint)
-    config = parsed_config(folder)
+    config = parsed_config(folder, allow_code=True)  # the model is not built, so nothing is imported
     if not config.data_schema.dynamic:
         raise TrainError(f"{source}: no table has dynamic ids (mapping: {{kind: dynamic}})")
     return folder, found, maps_of(config, CheckpointWeights(found.path))
