@@ -16,7 +16,8 @@ LOCK := deploy/requirements.lock
 # Extra arguments: make train ARGS="--set trainer.num_workers=4", make test PYTEST_ARGS="-k metrics"
 ARGS ?=
 PYTEST_ARGS ?=
-# How many test files run at a time, if not 3. Tests that measure time run alone.
+# How many test files run at a time, if not 3 (2 of the long ones, which start more processes). Those that measure time
+# run alone.
 TESTS_AT_ONCE ?=
 # One file of each package, for `make quick`.
 QUICK = $(addprefix tests/,test_architecture.py test_imports.py sparse/test_jagged_and_keyed_tensor.py optim/test_rules.py \
@@ -61,7 +62,7 @@ unit: data  ## all tests but the long ones
 
 # RAYREC_SOAK_S=60 makes four minutes of soak one.
 test-long: data  ## the long tests: chaos, several hosts, four minutes of soak
-	$(PYTEST) -m long $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' mark.long tests)
+	$(PYTEST) -n $(or $(TESTS_AT_ONCE),2) -m long $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' mark.long tests)
 
 cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

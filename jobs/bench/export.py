@@ -173,11 +173,16 @@ def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
     assert checkpoint is not None
     folder = Path(root) / "exported"
     folder.mkdir()
+    schema = {
+        "label": {"column": "label"},
+        "sparse": [{"name": key} for key in keys],
+        "dense": [{"name": "d0"}, {"name": "d1"}],
+    }
     trained = Trained(
         make_model=lambda: model_of(args),
         weights=CheckpointWeights(checkpoint.path),
         inputs=Inputs(keys, 2, None, False),
-        mapping={"schema": {}, "tables": []},
+        mapping={"schema": schema, "tables": []},
         rows_of=dict.fromkeys(keys, args.rows),
         batches=batches,
     )
