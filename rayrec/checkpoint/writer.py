@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,8 +123,21 @@ def snapshot(items: Sequence[Item]) -> list[Item]:
     return copies
 
 
-def write(folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle | None = None) -> Index:
+Block = Callable[[Item, slice], torch.Tensor]
+"""Returns a range of rows of an item; of a single number, the only one."""
+
+
+def _own(item: Item, rows: slice) -> torch.Tensor:
+    return (item.tensor if item.tensor.dim() else item.tensor[None])[rows]
+
+
+def write(
+    folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle | None = None, block_of: Block = _own
+) -> Index:
     """Write a rank's items and return its part of the index. Copies at most one block at a time.
+
+    Args:
+        block_of: returns what is written; the items' tensors may then be on the meta device.
 
     Raises:
         OSError: the file cannot be written; the incomplete file is removed.
@@ -142,8 +155,9 @@ def write(folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle |
             for item in items:
                 block_rows = _block_rows(item.tensor)
                 checksums = []
-                for block in _blocks(item.tensor, block_rows):
+                for rows in _blocks(item.tensor, block_rows):
                     throttle.pause()
+                    block = host_bytes(block_of(item, rows))
                     checksums.append(zlib.crc32(block))
                     file.write(block)
                 shape = tuple(item.tensor.shape)
@@ -172,7 +186,7 @@ def _block_rows(tensor: torch.Tensor) -> int:
     return max(1, BLOCK_BYTES * rows // max(1, tensor.nbytes))
 
 
-def _blocks(tensor: torch.Tensor, block_rows: int) -> Iterator[memoryview]:
-    rows = tensor if tensor.dim() else tensor[None]
-    for start in range(0, len(rows) if tensor.numel() else 0, block_rows):
-        yield host_bytes(rows[start : start + block_rows])
+def _blocks(tensor: torch.Tensor, block_rows: int) -> Iterator[slice]:
+    rows = 0 if not tensor.numel() else len(tensor) if tensor.dim() else 1
+    for start in range(0, rows, block_rows):
+        yield slice(start, min(start + block_rows, rows))

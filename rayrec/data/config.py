@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Section, Strict, refusal
 from rayrec.data.formats.text_options import TextOptions
+from rayrec.data.mapping.rules import duration_s
 from rayrec.data.source.dataset import DataSet, TrainingData
 
 
@@ -138,10 +138,9 @@ class WindowsConfig(Section):
     """Fraction of the next window's rows that an evaluation reads."""
 
     @property
-    def seconds(self) -> int:
-        """Seconds of a window of `time`."""
-        number, unit = re.fullmatch(r"([0-9]+) ?([a-z]+)", self.time or "").groups()  # type: ignore[union-attr]
-        return int(number) * {"s": 1, "min": 60, "h": 3600, "d": 86_400}[unit]
+    def seconds(self) -> int | None:
+        """Seconds of a window of `time`; None for windows of rows."""
+        return None if self.time is None else duration_s(self.time)
 
 
 class DataConfig(Section):

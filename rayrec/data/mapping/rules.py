@@ -66,19 +66,23 @@ class Vocabulary(Strict):
     spread_over: int | None = Field(default=None, ge=0, le=MAX_SPREAD)
 
 
-_AGE = re.compile(r"([0-9]+) ?(w|d|h|min|s)")
-_AGE_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "min": 60, "s": 1}
+_DURATION = re.compile(r"([0-9]+) ?(w|d|h|min|s)")
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "min": 60, "s": 1}
 LATEST_CLOCK = 2**32 - 1  # seconds, in the year 2106
 
 
+def duration_s(text: str) -> int | None:
+    """Seconds of a duration such as `30d`; None for other texts."""
+    match = _DURATION.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNITS[match[2]]
+
+
 def _age(value: Any) -> Any:
-    """Seconds of a duration such as `30d`; anything else unchanged."""
-    match = _AGE.fullmatch(value) if isinstance(value, str) else None
-    if match is not None:
-        return int(match[1]) * _AGE_UNITS[match[2]]
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return value
+    if (seconds := duration_s(value)) is None:
         raise ValueError("write a duration such as 30d, 12h, 15min or 45s, or without `time` a number of steps")
-    return value
+    return seconds
 
 
 Age = Annotated[int, BeforeValidator(_age), Field(ge=1, le=LATEST_CLOCK)]

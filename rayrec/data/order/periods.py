@@ -49,6 +49,11 @@ class Periods:
     spans: Mapping[Value, tuple[int, int]] | None = None
 
     @property
+    def _kind(self) -> str:
+        """What a period is."""
+        return "folder" if self.spans is None else "window"
+
+    @property
     def option(self) -> str:
         """The option of the config that asks for them."""
         return "data.progressive" if self.spans is None else "data.order: time"
@@ -105,7 +110,7 @@ class Periods:
         raise DataError(
             f"{self.option}: nothing to train on{after}; the {newest} is used for evaluation only",
             file=self.data,
-            fix=f"wait for the next {newest.split()[1]}, or train without {self.option.removesuffix(': time')}",
+            fix=f"wait for the next {self._kind}, or train without {self.option.removesuffix(': time')}",
         )
 
     def numbered(self, number: int) -> Only:
@@ -133,11 +138,10 @@ class Periods:
         passed = self._passed(trained[1])
         if passed < len(self.values):
             return self.column, self.values[passed]
-        kind = "folder" if self.spans is None else "window"
         raise DataError(
-            f"{self.option}: no {kind} after {_shown(self.column, trained[1])} to evaluate on",
+            f"{self.option}: no {self._kind} after {_shown(self.column, trained[1])} to evaluate on",
             file=self.data,
-            fix=f"restore the {kind}'s rows, or change `filters` to include them",
+            fix=f"restore the {self._kind}'s rows, or change `filters` to include them",
         )
 
     def continues(self, current: Only, over: bool) -> bool:
@@ -201,8 +205,7 @@ class Periods:
     def report(self, current: Only, trained: Collection[Value]) -> str:
         """A line about the periods that a run at `current` trains on next, and those it skips."""
         remaining, late = self.remaining(current[1]), self.late(current, trained)
-        folder = "folder" if self.spans is None else "window"
-        following = self._named(remaining) if remaining else f"nothing until a new {folder} exists"
+        following = self._named(remaining) if remaining else f"nothing until a new {self._kind} exists"
         text = f"at {self._named((current[1],))}; next: {following}"
         if late:
             text += (

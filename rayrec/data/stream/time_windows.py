@@ -62,7 +62,7 @@ def in_time_order(
         DataError: a time that is null or out of range; a row that is earlier than the row before; files whose times
             overlap.
     """
-    length_us = None if windows.time is None else windows.seconds * 1_000_000
+    length_us = None if windows.seconds is None else windows.seconds * 1_000_000
     pieces = list(_pieces(manifest, timestamp, length_us, patience))
     uris, of_file = manifest.files.uris, dict[str, list[_Piece]]()
     for piece in pieces:
@@ -84,6 +84,7 @@ def _by_time(pieces: Sequence[_Piece], windows: WindowsConfig) -> tuple[list[Val
     intervals = np.concatenate([piece.intervals for piece in pieces])
     rows = np.concatenate([piece.changes + before for piece, before in zip(pieces, rows_before[:-1], strict=True)])
     begins = np.diff(intervals, prepend=intervals[0] - 1) != 0
+    assert windows.seconds is not None
     times = (intervals[begins] * windows.seconds).astype("datetime64[s]")
     return [str(time) for time in times], rows[begins].tolist(), f"{OF_TIME}{windows.time}"
 

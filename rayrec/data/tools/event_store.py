@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,8 +169,8 @@ class _Building:
         for path, size in zip(paths, self.state["parts"], strict=True):
             path.touch()
             os.truncate(path, size)  # without the rows of a file that was not finished
-        parts = [open(path, "ab") for path in paths]  # noqa: SIM115
-        try:
+        with ExitStack() as stack:
+            parts = [stack.enter_context(open(path, "ab")) for path in paths]
             if not self.state["merged"]:
                 assert self.earlier is not None
                 for records in self.earlier.records(self.dtype):
@@ -180,9 +181,6 @@ class _Building:
                     self._write(parts, records)
                 self._divided(parts, files=number + 1)
                 on_progress(f"read {number + 1:,} of {len(self.files):,} files")
-        finally:
-            for part in parts:
-                part.close()
 
     def _write(self, parts: list[Any], records: npt.NDArray[np.void]) -> None:
         if not self.bits:

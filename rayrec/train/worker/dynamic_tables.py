@@ -128,9 +128,11 @@ class DynamicTables:
         number = next(number for number, shared in enumerate(self.maps.shared) if shared.name == name)
         own, saved = self.maps.maps[number], reader.index.tensors
         tables = [
-            (table, saved[keys[path]].size) for path, table in self._paths.items() if table in self._tables[number]
+            (table, key := keys[path], saved[key].size)
+            for path, table in self._paths.items()
+            if table in self._tables[number]
         ]
-        ids, rows, counts, shared_rows = earlier.read(tables[0][1][0])
+        ids, rows, counts, shared_rows = earlier.read(tables[0][2][0])
         placed = map_of(ids, own.config, 0, counts)
         part = cut(placed.ids, self.maps.rank, self.maps.ranks)
         own.load(part.state(), 0)
@@ -142,10 +144,7 @@ class DynamicTables:
         targets = np.flatnonzero(source >= 0)
         targets = targets[np.argsort(source[targets], kind="stable")]
         sources = source[targets]
-        for path, table in self._paths.items():
-            if table not in self._tables[number]:
-                continue
-            size = saved[keys[path]].size
+        for table, key, size in tables:
             if size[1] != table.config.embedding_dim:
                 raise TrainError(
                     f"init_from: table {table.config.name!r} has dim {table.config.embedding_dim}, but {size[1]} in "
@@ -155,7 +154,7 @@ class DynamicTables:
             for start in range(0, size[0], step):
                 low, high = np.searchsorted(sources, (start, start + step))
                 if low < high:
-                    block = reader.tensor(keys[path], slice(start, min(start + step, size[0])))
+                    block = reader.tensor(key, slice(start, min(start + step, size[0])))
                     vectors = block[torch.from_numpy(sources[low:high] - start)].float()
                     table.set_rows(torch.from_numpy(targets[low:high]), vectors)
         return len(placed.dropped)
