@@ -15,7 +15,7 @@ if os.environ.get("RAYREC_PRETEND_GPUS"):
 
 import torch
 
-from tests.device import PRETENDED
+from tests.device import ON_GPU, PRETENDED, use_gpu
 from tests.ranks import close_pools
 
 TESTS = Path(__file__).parent
@@ -77,5 +77,7 @@ def _end_rank_pools() -> Iterator[None]:
         from tests.dryrun.ranks import pretend
 
         pretend()
+    if ON_GPU:
+        use_gpu()
     yield
     close_pools()

@@ -1,18 +1,54 @@
-"""Where sharded tables are tested: on the CPU, or a pretended GPU (`RAYREC_PRETEND_GPUS=1`, see `tests/dryrun`)."""
+"""Where sharded tables are tested: on the CPU, a pretended GPU (`RAYREC_PRETEND_GPUS=1`, see `tests/dryrun`), or the
+first GPU of the machine, which all ranks share (`RAYREC_TEST_GPU=1`)."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
+import torch.testing
+from torch.utils import _pytree as pytree
 
 PRETENDED = bool(os.environ.get("RAYREC_PRETEND_GPUS"))
-DEVICE = torch.device("cuda", 0) if PRETENDED else torch.device("cpu")
+ON_GPU = bool(os.environ.get("RAYREC_TEST_GPU"))
+DEVICE = torch.device("cuda", 0) if PRETENDED or ON_GPU else torch.device("cpu")
+
+
+def use_gpu() -> None:
+    """From here on this process computes on the GPU: inputs of sharded modules are moved to it, and what it found is
+    compared with what tests computed on the CPU."""
+    from rayrec import distributed
+
+    torch.cuda.set_device(DEVICE)
+    for cls in (
+        distributed.ShardedEmbeddingBagCollection,
+        distributed.ShardedEmbeddingCollection,
+        distributed.DistributedModelParallel,
+    ):
+        move_inputs(cls)
+    close, equal = torch.testing.assert_close, torch.equal
+    torch.testing.assert_close = lambda a, b, **settings: close(on_host(a), on_host(b), **settings)
+    torch.equal = lambda a, b: equal(a, b) if a.device == b.device else equal(a.cpu(), b.cpu())
+
+
+def move_inputs(cls: Any) -> None:
+    """The inputs of all modules of a class are moved to the device."""
+    forward = cls.forward
+
+    def moved(self: Any, *args: Any) -> Any:
+        return forward(self, *(a.to(DEVICE) if hasattr(a, "to") else a for a in args))
+
+    cls.forward = moved
+
+
+def on_host(item: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), item)
 
 
 def drawn(examples: int) -> int:
-    """How many problems a property is tried on: fewer on a pretended GPU, as the CPU's run tries it, too."""
-    return examples // 5 if PRETENDED else examples
+    """How many problems a property is tried on: fewer on a GPU, as the CPU's run tries it, too."""
+    return examples // 5 if DEVICE.type == "cuda" else examples
 
 
 def exchanges(on_cpus: int) -> dict[str, int]:
@@ -20,6 +56,6 @@ def exchanges(on_cpus: int) -> dict[str, int]:
 
     For GPUs sizes are known before ids leave: these never take two exchanges, and none where there are no ids.
     """
-    if not PRETENDED:
+    if DEVICE.type == "cpu":
         return {"all_to_all": on_cpus}
     return {"exchange_on_hosts": 1} | ({"all_to_all": on_cpus - (on_cpus % 2 == 0)} if on_cpus > 1 else {})

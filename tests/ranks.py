@@ -113,8 +113,9 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    on_gpu = bool(os.environ.get("RAYREC_TEST_GPU"))
     dist.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if on_gpu and size == 1 else "gloo",  # NCCL has no two ranks on a GPU
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
@@ -124,6 +125,10 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         from tests.dryrun.ranks import pretend
 
         pretend()
+    if on_gpu:
+        from tests.device import use_gpu
+
+        use_gpu()
     while True:
         try:
             fn, args = cloudpickle.loads(pipe.recv_bytes())

@@ -15,10 +15,11 @@ import torch._dynamo
 import torch.testing
 from torch.utils import _pytree as pytree
 
+from tests.device import move_inputs
 from tests.dryrun.book import BOOK
 from tests.dryrun.cuda import pretend_gpu
 from tests.dryrun.lookups import stub_ddp_collective, stub_tbe
-from tests.dryrun.tensors import DEVICE, PretendCuda, Watch, unwrap
+from tests.dryrun.tensors import PretendCuda, Watch, unwrap
 
 _modes: list[Watch] = []
 
@@ -63,7 +64,7 @@ def pretend() -> None:
         embedding.ShardedEmbeddingCollection,
         model_parallel.DistributedModelParallel,
     ):
-        _move_inputs(cls)
+        move_inputs(cls)
     close, equal = torch.testing.assert_close, torch.equal
     torch.testing.assert_close = lambda a, b, **settings: close(_on_host(a), _on_host(b), **settings)
     torch.equal = lambda a, b: equal(unwrap(a), unwrap(b)) if a.device != b.device else equal(a, b)
@@ -82,15 +83,6 @@ def watch_threads() -> None:
             run(self)
 
     Thread.run = watched  # type: ignore[method-assign]
-
-
-def _move_inputs(cls: Any) -> None:
-    forward = cls.forward
-
-    def moved(self: Any, *args: Any) -> Any:
-        return forward(self, *(a.to(DEVICE) if hasattr(a, "to") else a for a in args))
-
-    cls.forward = moved
 
 
 def _on_host(item: Any) -> Any:

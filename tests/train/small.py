@@ -24,7 +24,9 @@ from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.loop import fit, score_checkpoint
-from rayrec.train.worker.session import Job, Session, session_of
+from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.session import session_of as session_on
+from tests.device import DEVICE, ON_GPU
 
 USERS, ITEMS, TAGS = 40, 60, 7
 
@@ -179,7 +181,8 @@ def rank_session(
     group: dist.ProcessGroup | None = None, sink: Any = None, stop_requested: Callable[[], bool] = lambda: False
 ) -> Session:
     """The session of a rank of the test pool; by default that of a rank that is alone, whose records are dropped."""
-    return session_of(torch.device("cpu"), group, control_of(group, stop_requested), sink or Silent())
+    device = DEVICE if ON_GPU else torch.device("cpu")
+    return session_on(device, group, control_of(group, stop_requested), sink or Silent())
 
 
 def make_job(raw: dict[str, Any]) -> Job:
