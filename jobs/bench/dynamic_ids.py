@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,9 @@ def balance(rows: int) -> dict[str, float]:
     return results
 
 
-def learner_and_steps(kind: str, ids_per_bag: int, rows: int) -> Callable[[], object]:
+def learner_and_steps(
+    kind: str, ids_per_bag: int, rows: int, device: str = "cpu", batch_rows: int | None = None
+) -> Callable[[], object]:
     """A step of a run on the next batch of ids."""
     tables = [f"c{number}" for number in range(26)]
     mapping: dict[str, Any] = {"kind": "dynamic"} if kind == "dynamic" else {"kind": "hash"}
@@ -169,8 +172,9 @@ def learner_and_steps(kind: str, ids_per_bag: int, rows: int) -> Callable[[], ob
         "trainer": {"num_workers": 0, "threads_per_worker": 1},
     })  # fmt: skip
     job = Job(config=config, train=None, eval=None, folder=Path("none"), checkpoints="none")  # type: ignore[arg-type]
-    learner = make_learner(job, session_alone(Mailbox()))
-    draw, batch_rows, count = np.random.default_rng(3), 2048 // max(1, ids_per_bag // 4), 0
+    learner = make_learner(job, replace(session_alone(Mailbox()), device=torch.device(device)))
+    draw, count = np.random.default_rng(3), 0
+    batch_rows = batch_rows or 2048 // max(1, ids_per_bag // 4)
     pools = [draw.integers(0, 2**62, rows) for _ in tables]
     lengths = torch.full((26 * batch_rows,), ids_per_bag)
     dense, label = torch.randn(batch_rows, 1), torch.randint(0, 2, (batch_rows,)).float()
@@ -184,7 +188,7 @@ def learner_and_steps(kind: str, ids_per_bag: int, rows: int) -> Callable[[], ob
         taken = StepInput(batch, batch_rows, 1.0, 1.0, None, 0.0)
         if learner.dynamic is not None:
             (taken,) = learner.dynamic.trained(iter([taken]), lambda: count)
-        learner.step(taken.batch, 1.0, count)
+        learner.step(taken.batch.to(device), 1.0, count)
         count += 1
 
     return step

@@ -10,9 +10,11 @@ the same vectors, in turns. Prints the median seconds and the ratio, and checks 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,11 +30,66 @@ def padded_layer(layer: HSTULayer, x_BND: torch.Tensor, visible_BNN: torch.Tenso
     width = x_BND.shape[1]
     u, v, q, k = F.silu(layer.uvqk(layer.norm(x_BND))).split(layer.widths, dim=2)
     q, k, v = (part.unflatten(2, (layer.heads, -1)) for part in (q, k, v))
-    positions = torch.arange(width)
+    positions = torch.arange(width, device=x_BND.device)
     bias = F.embedding(positions[None, :] - positions[:, None] + layer.N - 1, layer.bias.by_distance[:, None])[..., 0]
     scores = F.silu(layer.qk_dim**-0.5 * torch.einsum("bihd,bjhd->bhij", q, k) + bias) / layer.N
     attended = torch.einsum("bhij,bjhd->bihd", scores * visible_BNN[:, None], v).flatten(2)
     return x_BND + layer.out(layer.norm_attended(attended) * u)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Both forms of a batch: each computes the vectors of the candidates."""
+
+    encoder: HSTUEncoder
+    lengths: torch.Tensor
+    jagged: Callable[[], torch.Tensor]
+    padded: Callable[[], torch.Tensor]
+
+
+def forms(args: argparse.Namespace, device: torch.device | str = "cpu") -> Forms:
+    """Of `args.rows` rows, `args.candidates` of which share a history."""
+    torch.manual_seed(0)
+    requests, per = args.rows // args.candidates, args.candidates
+    drawn = np.random.default_rng(0).lognormal(np.log(args.length / 10), 1.133, requests)
+    lengths = torch.from_numpy(np.clip(drawn, 1, args.length).astype(np.int64))
+    config = HSTUConfig(dim=args.dim, max_length=args.length + 1, blocks=args.blocks, heads=2)
+    encoder = HSTUEncoder(config).to(device)
+    items, candidates = torch.randn(int(lengths.sum()), args.dim), torch.randn(requests * per, args.dim)
+    histories = items.split(lengths.tolist())
+
+    offsets = F.pad((lengths + per).cumsum(0), (1, 0))
+    at_candidates = torch.cat([torch.arange(end - per, end) for end in offsets[1:].tolist()]).to(device)
+    jagged_TD = torch.cat(
+        [part for n in range(requests) for part in (histories[n], candidates[n * per : (n + 1) * per])]
+    ).to(device)
+
+    width = int(lengths.max()) + 1
+    padded_BND = torch.zeros(requests * per, width, args.dim)
+    of_row = torch.arange(requests).repeat_interleave(per)
+    for row, request in enumerate(of_row.tolist()):
+        padded_BND[row, : lengths[request]] = histories[request]
+        padded_BND[row, lengths[request]] = candidates[row]
+    ends, rows = lengths[of_row].to(device), torch.arange(len(of_row), device=device)
+    positions = torch.arange(width, device=device)
+    visible = (positions[None, :] <= positions[:, None]) & (positions <= ends[:, None])[:, None, :]
+    padded_BND = padded_BND.to(device)
+
+    def jagged() -> torch.Tensor:
+        parts, widths = Layout(offsets, total=len(jagged_TD), items=None if per == 1 else lengths).parts()
+        layout = Layout.of_parts({name: part.to(device, non_blocking=True) for name, part in parts.items()}, widths)
+        if per > 1:
+            layout.items = lengths.to(device, non_blocking=True)
+        encoded: torch.Tensor = encoder(jagged_TD, layout)[at_candidates]
+        return encoded
+
+    def padded() -> torch.Tensor:
+        x_BND = padded_BND
+        for layer in encoder.layers:
+            x_BND = padded_layer(layer, x_BND, visible)
+        return x_BND[rows, ends]
+
+    return Forms(encoder, lengths, jagged, padded)
 
 
 def main() -> None:
@@ -41,42 +98,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     print(machine())
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    requests, per = args.rows // args.candidates, args.candidates
-    drawn = np.random.default_rng(0).lognormal(np.log(args.length / 10), 1.133, requests)
-    lengths = torch.from_numpy(np.clip(drawn, 1, args.length).astype(np.int64))
-    config = HSTUConfig(dim=args.dim, max_length=args.length + 1, blocks=args.blocks, heads=2)
-    encoder = HSTUEncoder(config)
-    items, candidates = torch.randn(int(lengths.sum()), args.dim), torch.randn(requests * per, args.dim)
-    histories = items.split(lengths.tolist())
-
-    offsets = F.pad((lengths + per).cumsum(0), (1, 0))
-    at_candidates = torch.cat([torch.arange(end - per, end) for end in offsets[1:].tolist()])
-    jagged_TD = torch.cat(
-        [part for n in range(requests) for part in (histories[n], candidates[n * per : (n + 1) * per])]
-    )
-
-    width = int(lengths.max()) + 1
-    padded_BND = torch.zeros(requests * per, width, args.dim)
-    of_row = torch.arange(requests).repeat_interleave(per)
-    for row, request in enumerate(of_row.tolist()):
-        padded_BND[row, : lengths[request]] = histories[request]
-        padded_BND[row, lengths[request]] = candidates[row]
-    ends = lengths[of_row]
-    positions = torch.arange(width)
-    visible = (positions[None, :] <= positions[:, None]) & (positions <= ends[:, None])[:, None, :]
-
-    def jagged() -> torch.Tensor:
-        layout = Layout(offsets, total=len(jagged_TD), items=None if per == 1 else lengths)
-        encoded: torch.Tensor = encoder(jagged_TD, layout)[at_candidates]
-        return encoded
-
-    def padded() -> torch.Tensor:
-        x_BND = padded_BND
-        for layer in encoder.layers:
-            x_BND = padded_layer(layer, x_BND, visible)
-        return x_BND[torch.arange(len(ends)), ends]
+    made, per = forms(args), args.candidates
+    encoder, lengths, jagged, padded = made.encoder, made.lengths, made.jagged, made.padded
 
     def step(forward: Callable[[], torch.Tensor]) -> Callable[[], float]:
         def run() -> float:
