@@ -209,8 +209,11 @@ class DeviceIdMap:
         if cells:
             due = (sighted >= self.layout.bucket_rows * self.config.min_count // 4) & (distinct > 0)
             sighted = torch.where(due, 0, sighted)
+            done = bucket.new_full((), -1)  # the last bucket of the windows before: its cells age once
             for bucket_W, due_W in zip(bucket.split(WINDOWS), due.split(WINDOWS), strict=True):
-                self.cells[bucket_W] = self.cells[bucket_W] >> due_W[:, None].to(torch.uint8)
+                ages = due_W & (bucket_W != done)
+                self.cells[bucket_W] = self.cells[bucket_W] >> ages[:, None].to(torch.uint8)
+                done = bucket_W[-1]
             numbers = torch.arange(0, 64, 16, device=hashed.device)
             cell = ((_mix(hashed ^ _FACTORS[0])[:, None] >> numbers) & 65535) * cells >> 16
             cell += bucket[:, None] * cells

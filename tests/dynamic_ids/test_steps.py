@@ -91,6 +91,16 @@ def test_every_form_is_the_dictionary_model(rule: dict[str, Any], rows: int, pro
         holds_what_it_must(worlds[1][0], oracle, batch, totals[0])
 
 
+def test_a_bucket_in_two_windows_of_lookups_ages_its_filter_once() -> None:
+    config = DynamicIds(rows=100, min_count=2)
+    host, draw = IdMap(config), np.random.default_rng(0)
+    device = DeviceIdMap(host, "cpu")
+    for clock in (1, 2):
+        ids = draw.integers(0, 300, 90_000)
+        assert device.step(torch.from_numpy(ids), clock).rows.tolist() == host.step(ids, clock).rows.tolist()
+        same([device.to_host()], host)
+
+
 def holds_what_it_must(own: IdMap, oracle: Oracle, batch: np.ndarray, statistics: dict[str, int]) -> None:
     """No id twice, each id in its bucket, found again, counts as in the model, nothing left marked."""
     used = np.flatnonzero(own.score)
