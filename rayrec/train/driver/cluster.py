@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -15,8 +15,9 @@ from rayrec._runtime.cgroup_limits import cpus
 from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.local_ray import init_local, quiet_unless_debug
 from rayrec._runtime.ray_internals import free_resources, has_autoscaler
+from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
-from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.resources import Demand, Node, Supply, capacity
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
@@ -111,6 +112,21 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
             ray.shutdown()
 
 
+@contextlib.contextmanager
+def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
+    """Start a local Ray if the run needs one, while a thread calls `prepare`, for example to import the trainer.
+
+    Each needs some seconds, and Ray's start is mostly waiting. For other runs this does nothing.
+    """
+    if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
+        yield
+        return
+    prepared = run_in_thread(prepare, "rayrec-imports")
+    with connected(config.trainer.elastic):
+        prepared.result()
+        yield
+
+
 def _init(address: str | None) -> None:
     if not address:
         with _hangups_blocked(), quick_imports():
@@ -146,11 +162,6 @@ def default_env(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def health_env(trainer: TrainerConfig) -> dict[str, str]:
-    """Lets Ray's health check fail for a frozen worker process, which cannot report a hang itself."""
-    return {"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}
 
 
 def nodes_without(folder: str, nodes: Sequence[Node], wait_s: float = 30.0) -> list[Node]:
