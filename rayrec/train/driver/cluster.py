@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from dataclasses import dataclass
 import ray
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.local_ray import init_local, quiet_unless_debug
 from rayrec._runtime.ray_internals import free_resources, has_autoscaler
+from rayrec._runtime.stop_signals import handlers_kept
 from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.resources import Demand, Node, Supply, capacity
-from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 
 # Ray Train's defaults poll workers only every 2 s, and change their working directory, which breaks relative imports of
@@ -102,14 +100,13 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             stack.enter_context(default_env(LOCAL_ENV))
-        with handlers_kept():
-            _init(address)
+        end = _init(address)
         _local_runs += not address
         try:
             yield Cluster(local=not address)
         finally:
             _local_runs -= not address
-            ray.shutdown()
+            end()
 
 
 @contextlib.contextmanager
@@ -127,29 +124,19 @@ def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterato
         yield
 
 
-def _init(address: str | None) -> None:
+def _init(address: str | None) -> Callable[[], None]:
+    """Connect to Ray; returns a function that ends the connection."""
     if not address:
-        with _hangups_blocked(), quick_imports():
-            init_local(max(1, int(cpus())))
-        return
+        return init_local(max(1, int(cpus())))
     try:
-        ray.init(address=address, **quiet_unless_debug())
+        with handlers_kept():
+            ray.init(address=address, **quiet_unless_debug())
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise TrainError(
             f"RAY_ADDRESS={address}: no Ray cluster answers ({first_line(error)}). Start one with `ray start --head`, "
             f"or unset RAY_ADDRESS to train on a local Ray."
         ) from error
-
-
-@contextlib.contextmanager
-def _hangups_blocked() -> Iterator[None]:
-    """Make processes that start in the body ignore SIGHUP like Ctrl-C: when the terminal is closed, the run needs them
-    for its final checkpoint."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+    return ray.shutdown
 
 
 @contextlib.contextmanager
