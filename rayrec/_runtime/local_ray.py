@@ -3,25 +3,72 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from rayrec._runtime.debug import debugging
+from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.ray_internals import LOCAL_SYSTEM
+from rayrec._runtime.stop_signals import handlers_kept
 
 
 class LocalRayError(ValueError):
     """Ray did not start on this machine."""
 
 
-def init_local(num_cpus: int) -> None:
+def init_local(num_cpus: int) -> Callable[[], None]:
     """Start Ray on this machine and connect to it.
+
+    If a stop signal raises an exception meanwhile, Ray ends before the exception is passed on. Ray starts in another
+    thread, because the exception could get lost inside of it: Python ignores exceptions of hooks that run at a fork.
 
     Args:
         num_cpus: CPUs that tasks and actors may reserve.
 
+    Returns:
+        A function that ends Ray.
+
     Raises:
         LocalRayError: Ray's processes did not start in time.
     """
+    started: Future[None] = Future()
+    ended = threading.Event()
+
+    def start() -> None:
+        # Ray's processes inherit this: when the terminal is closed, a run needs them for its final checkpoint.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            with quick_imports():
+                _init(num_cpus)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        ended.wait()  # Linux ends Ray's processes with the thread that started them
+
+    def end() -> None:
+        import ray
+
+        ray.shutdown()
+        ended.set()
+
+    with handlers_kept():
+        threading.Thread(target=start, name="rayrec-ray", daemon=True).start()
+        try:
+            started.result()
+        except Exception:
+            raise
+        except BaseException:
+            wait([started])
+            end()
+            raise
+    return end
+
+
+def _init(num_cpus: int) -> None:
     import ray
 
     try:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,34 +49,25 @@ def train(
     ] = False,
 ) -> None:
     """Train a model, or resume the run of the same name."""
+    from rayrec._runtime.imports import quick_imports
+
+    with quick_imports():
+        from rayrec.train import load_config
+
     short_forms = [
         *([f"name={name}"] if name is not None else []),
         *(["trainer.wait_for_room_s=0"] if no_wait else []),
     ]
-    settings = [*(overrides or []), *short_forms]
-
-    def load() -> TrainConfig:
-        from rayrec.train import load_config
-
-        return load_config(config, settings)
-
-    _fit(load, track, config, settings, fresh=fresh, root=root, allow_code=allow_code)
+    train_config = load_config(config, [*(overrides or []), *short_forms])
+    _fit(train_config, track, fresh=fresh, root=root, allow_code=allow_code)
 
 
-def _fit(
-    load: Callable[[], TrainConfig],
-    track: list[str] | None = None,
-    file: Path | None = None,
-    settings: Sequence[str] = (),
-    **options: Any,
-) -> None:
+def _fit(train_config: TrainConfig, track: list[str] | None = None, **options: Any) -> None:
     from importlib import import_module
 
-    from rayrec.train.driver.early import needs_workers, started_for
+    from rayrec.train.driver.cluster import connected_for
 
-    # Where torch is loaded already, the config takes no time, and its errors should cost no start of Ray.
-    at_once = file is not None and "torch" not in sys.modules and needs_workers(file, settings)
-    with started_for(load, lambda: import_module("rayrec.train.trainer"), at_once=at_once) as train_config:
+    with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
         from rayrec.train import Trainer
         from rayrec.train.driver.trackers import with_trackers
 
@@ -109,7 +98,7 @@ def resume(
     raw = {**raw, "name": name, "storage": {**raw.get("storage", {}), "path": storage}}
     for override in overrides or []:
         raw = apply_override(raw, override)
-    _fit(lambda: parse_config(raw), allow_code=allow_code)
+    _fit(parse_config(raw), allow_code=allow_code)
 
 
 def stop(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections import deque
@@ -10,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rayrec._runtime.cgroup_limits import cpus
+from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.stop_signals import handlers_kept
 from rayrec.storage.errors import DataError
 
 A = TypeVar("A")
@@ -43,8 +45,14 @@ def start_ray() -> None:
     """
     import ray
 
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    ray.init(address=address, ignore_reinit_error=True, logging_level=logging.ERROR)
+    if ray.is_initialized():
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        init_local(max(1, int(cpus())))
+        return
+    with handlers_kept():
+        ray.init(address=address, **quiet_unless_debug())
 
 
 def several_nodes() -> bool:

@@ -30,13 +30,12 @@ from rich.console import Console
 from rayrec.train import Display, Interrupted, ResourceError, TrainError
 from rayrec.train.driver import elastic, room
 from rayrec.train.driver.cluster import Cluster, connected
-from rayrec.train.driver.early import needs_workers, started_for
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
 from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.run_job import run_job
 from rayrec.train.driver.trackers import GAUGES, ExportedMetrics
 from rayrec.train.run.log import Mailbox, Record, sink_to
-from rayrec.train.worker.start import await_job, start_worker
+from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks
 from tests.train.pretended_ray import Actor, PretendedRay, pretended, set_seconds
 from tests.train.small import config_of, make_job, raw_config, recorder_of, write_all
@@ -523,27 +522,15 @@ class Run:
         self.display, self.lines = shown()
         self.recorder = recorder_of(self.job.folder, self.display)
         self.trainers: list[Any] = []
-        self.handed: list[bytes] = []
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[Mailbox], object]) -> dict[str, Any]:
-        self.pretends(monkeypatch, act)
-        return self.train()
-
-    def pretends(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[Mailbox], object]) -> None:
         def fit(trainer: Any) -> None:
             self.trainers.append(trainer)
             self.noted = [path.name for path in self.job.files.ray_state.glob("*")]
             self.health_s = os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"]
-            job = trainer.train_loop_config["job"]
-            if isinstance(job, Path):
-                job = await_job(job)
-            self.handed.append(job)
-            if job:
-                act(trainer.train_loop_config["log"].target)
+            act(trainer.train_loop_config["log"].target)
 
         monkeypatch.setattr(TorchTrainer, "fit", fit)
-
-    def train(self) -> dict[str, Any]:
         try:
             return run_job(self.job, self.recorder.state, self.recorder, self.display, previous_attempts=4)
         finally:
@@ -583,63 +570,6 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     assert 10 < float(held_s) < 60, "live reads renew their request every 10 s"
     assert (run.health_s, run.noted) == ("99.5", [])
     assert not run.job.files.ray_state.exists() and "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S" not in os.environ
-
-
-@pytest.mark.parametrize("others", [False, True], ids=["", "of-other-resources"])
-def test_workers_that_start_before_the_job_is_known_wait_for_it(
-    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path, others: bool
-) -> None:
-    run = Run(folder, tmp_path, hang_s=99.5)
-    run.pretends(monkeypatch, ends_well)
-    config = run.job.config
-    if others:
-        config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"num_workers": 1})})
-    pretended.up = False
-    with started_for(lambda: config, lambda: None, at_once=True) as loaded:
-        pretended.up = True
-        assert loaded is config and len(pretended.begun) == 1
-        assert run.train() == {"steps": 3}
-    assert pretended.shut_down == 1 and run.recorder.state.attempt == 5
-    assert (run.lines(), run.health_s) == (["Starting 2 workers (1 CPU each) on a local Ray …"], "99.5")
-    assert [bool(job) for job in run.handed] == [*([False] if others else []), True]
-    assert cloudpickle.loads(run.handed[-1]).train.rows == 64
-    assert len(run.trainers) == len(pretended.actors) == 1 + others
-    assert not Path(run.trainers[0].run_config.storage_path).exists()
-
-
-def test_workers_that_would_take_all_cpus_do_not_start_before_the_files_are_read(
-    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
-) -> None:
-    run = Run(folder, tmp_path, cpus_per_worker=2)
-    run.pretends(monkeypatch, ends_well)
-    pretended.up = False
-    with started_for(lambda: run.job.config, lambda: None, at_once=True):
-        pretended.up = True
-        assert not run.trainers and not pretended.actors
-        assert run.train() == {"steps": 3}
-    assert len(run.trainers) == 1 and pretended.shut_down == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "overrides", "needs"),
-    [
-        ("name: a", [], True),
-        ("trainer: {num_workers: 1}", ["trainer.epochs=2"], True),
-        ("trainer: {num_workers: 0}", [], False),
-        ("trainer: {num_workers: [1, 2]}", [], False),
-        ("trainer: {num_workers: 2}", ["trainer.num_workers=0"], False),
-        ("trainer: [", [], False),
-        ("trainer: 3", [], False),
-        ("", [], False),
-    ],
-)
-def test_ray_starts_before_a_config_is_loaded_that_certainly_needs_workers(
-    tmp_path: Path, text: str, overrides: list[str], needs: bool
-) -> None:
-    file = tmp_path / "train.yaml"
-    file.write_text(text)
-    assert needs_workers(file, overrides) is needs
-    assert not needs_workers(tmp_path / "none.yaml", overrides)
 
 
 def test_the_nodes_that_the_config_selects_are_asked_for(

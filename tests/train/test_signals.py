@@ -66,7 +66,7 @@ class Command:
 
 
 def early(command: Command) -> bool:
-    """Ray is being started while the command imports."""
+    """Ray is being started while the command imports: an exception that a signal raises in a fork would be lost."""
     return any("gcs_server" in words for words in marked(command.mark).values())
 
 
@@ -94,6 +94,7 @@ LARGE = [
     ("when", "number", "saved"),
     [
         (early, signal.SIGINT, False),
+        (early, signal.SIGTERM, False),
         (starting_workers, signal.SIGTERM, False),
         (saving, signal.SIGTERM, True),
         (evaluating, signal.SIGHUP, True),

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.local_ray import init_local, quiet_unless_debug
 from rayrec._runtime.ray_internals import free_resources, has_autoscaler
+from rayrec._runtime.stop_signals import handlers_kept
+from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
-from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.resources import Demand, Node, Supply, capacity
-from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 
 # Ray Train's defaults poll workers only every 2 s, and change their working directory, which breaks relative imports of
@@ -101,39 +100,43 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             stack.enter_context(default_env(LOCAL_ENV))
-        with handlers_kept():
-            _init(address)
+        end = _init(address)
         _local_runs += not address
         try:
             yield Cluster(local=not address)
         finally:
             _local_runs -= not address
-            ray.shutdown()
+            end()
 
 
-def _init(address: str | None) -> None:
-    if not address:
-        with _hangups_blocked(), quick_imports():
-            init_local(max(1, int(cpus())))
+@contextlib.contextmanager
+def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
+    """Start a local Ray if the run needs one, while a thread calls `prepare`, for example to import the trainer.
+
+    Each needs some seconds, and Ray's start is mostly waiting. For other runs this does nothing.
+    """
+    if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
+        yield
         return
+    prepared = run_in_thread(prepare, "rayrec-imports")
+    with connected(config.trainer.elastic):
+        prepared.result()
+        yield
+
+
+def _init(address: str | None) -> Callable[[], None]:
+    """Connect to Ray; returns a function that ends the connection."""
+    if not address:
+        return init_local(max(1, int(cpus())))
     try:
-        ray.init(address=address, **quiet_unless_debug())
+        with handlers_kept():
+            ray.init(address=address, **quiet_unless_debug())
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise TrainError(
             f"RAY_ADDRESS={address}: no Ray cluster answers ({first_line(error)}). Start one with `ray start --head`, "
             f"or unset RAY_ADDRESS to train on a local Ray."
         ) from error
-
-
-@contextlib.contextmanager
-def _hangups_blocked() -> Iterator[None]:
-    """Make processes that start in the body ignore SIGHUP like Ctrl-C: when the terminal is closed, the run needs them
-    for its final checkpoint."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+    return ray.shutdown
 
 
 @contextlib.contextmanager
@@ -146,11 +149,6 @@ def default_env(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def health_env(trainer: TrainerConfig) -> dict[str, str]:
-    """Lets Ray's health check fail for a frozen worker process, which cannot report a hang itself."""
-    return {"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}
 
 
 def nodes_without(folder: str, nodes: Sequence[Node], wait_s: float = 30.0) -> list[Node]:

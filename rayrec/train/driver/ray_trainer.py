@@ -21,7 +21,7 @@ from rayrec.train.worker.start import start_worker
 READ_ENV = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30"}
 
 
-def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes | Path, local: bool) -> Any:
+def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes, local: bool) -> Any:
     """A `TorchTrainer` that starts the workers of a run, and restarts them after failures.
 
     Args:
@@ -29,7 +29,7 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
         mailbox: actor handle of its mailbox.
         need: resources of its workers.
         folder: for Ray Train's state.
-        job: see `start_worker`.
+        job: pickled `Job`.
         local: Ray ends with this process.
     """
     trainer = config.trainer

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayrec._runtime.ray_internals import request_name
@@ -16,17 +15,8 @@ from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
-from rayrec.train.driver.cluster import (
-    Cluster,
-    connected,
-    default_env,
-    health_env,
-    nodes_without,
-    refuse_unseen,
-    unshared_folder,
-)
+from rayrec.train.driver.cluster import Cluster, connected, default_env, nodes_without, refuse_unseen, unshared_folder
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.early import take_early
 from rayrec.train.driver.elastic import note_request, release_request, resizing, without_read_reservations
 from rayrec.train.driver.evaluations import Evaluations, evaluating
 from rayrec.train.driver.failures import failure_reason, line_of
@@ -140,7 +130,6 @@ def _run_on_ray(
 ) -> StopSignals:
     """Run a job with Ray Train's workers; returns the stop signals that it received."""
     import ray
-    from ray import cloudpickle
 
     trainer = job.config.trainer
     if trainer.elastic:
@@ -155,8 +144,7 @@ def _run_on_ray(
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"Starting {count} workers ({need.worker} each) on {'a local' if cluster.local else 'the'} Ray …")
     # If this actor dies, Ray starts it again, without the records that were not taken.
-    early = take_early(need)
-    mailbox = actor_here(Mailbox, previous_attempts) if early is None else early.mailbox
+    mailbox = actor_here(Mailbox, previous_attempts)
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
     restarts: dict[int, str] = {}  # reason of a requested restart, by attempt
 
@@ -167,8 +155,7 @@ def _run_on_ray(
     def take() -> list[Record]:
         # Repeats requests, which a mailbox that replaces a lost one has not received.
         restart = restarts.get(state.attempt)
-        attempt = max(previous_attempts, state.attempt)
-        taken: list[Record] = call_actor(mailbox.take, attempt, signals.received is not None, restart)
+        taken: list[Record] = call_actor(mailbox.take, state.attempt, signals.received is not None, restart)
         return taken
 
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
@@ -190,14 +177,11 @@ def _run_on_ray(
             evaluating(replace(job, train=train, eval=evaluation), mailbox, state) as evaluations,
             resizing(trainer, need, state, request_restart, cluster),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
-            default_env(health_env(trainer)),
+            # A frozen worker process cannot report a hang, but fails Ray's health check.
+            default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
-            given = replace(job, train=train, eval=evaluation)
-            if early is not None:
-                call_actor(mailbox.take, previous_attempts)
-                _fit(partial(early.fit, cloudpickle.dumps(given)), signals)
-            else:
-                _fit(lambda: _train(given, mailbox, need, cluster.local), signals)
+            job = replace(job, train=train, eval=evaluation)
+            _fit(lambda: _train(job, mailbox, need, cluster.local), signals)
     except _RayGaveUp:
         # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-from rayrec._runtime.stop_signals import STOP_SIGNALS
+from rayrec._runtime.stop_signals import STOP_SIGNALS, handlers_kept
 from rayrec._runtime.threads import run_in_thread
 from rayrec.train.errors import Interrupted
 
@@ -57,20 +56,6 @@ class StopSignals:
 
     def interrupted(self, message: str) -> Interrupted:
         return Interrupted(message, self.received or signal.SIGINT)
-
-
-@contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Restore the handlers of stop signals after the body: Ray installs its own when it starts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
