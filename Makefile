@@ -48,7 +48,9 @@ train: data  ## train a sharded DLRM on MovieLens with a local Ray of 2 workers
 quick: lint types data  ## lint, types and the fast tests of each package: at most 3 minutes on two cores
 	$(PYTEST) $(QUICK) $(PYTEST_ARGS)
 
-test: lint types unit  ## lint, types and all tests but the long ones
+# Types are checked by one process for a minute, so beside the tests.
+test:  ## lint, types and all tests but the long ones
+	+$(MAKE) --no-print-directory -j2 lint types unit
 
 lint: $(READY)  ## ruff: lint rules and formatting
 	$(BIN)/ruff check .

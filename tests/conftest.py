@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import torch
 from tests.device import ON_GPU, PRETENDED, use_gpu
 from tests.ranks import close_pools
 
+gc.disable()  # until all is imported, of which nothing is garbage
 TESTS = Path(__file__).parent
 GATE, ROOM = TESTS / "ranks.py", Path(__file__)  # any two files that all workers see: only their locks matter
 INSIDE = "RAYREC_INSIDE_A_TEST"
@@ -28,6 +30,12 @@ with suppress(ImportError):  # of what tests need, a machine lent for its GPU ma
 
     settings.register_profile("any speed", settings(), deadline=None)
     settings.load_profile("any speed")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: no collection of garbage need look at them again."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager
@@ -41,15 +49,19 @@ def locked(path: Path, kind: int) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that say how many minutes they take begin first, then slow ones; those that must be alone come last. No
-    worker waits for either at the end."""
-    items.sort(key=_turn)
+    """Files that say how many minutes they take begin first, then those with slow tests; those with a test that must be
+    alone come last. No worker waits for either at the end."""
+    turns: dict[Path, tuple[float, bool]] = {}
+    for item in items:  # a file stays together: a worker runs the whole of it
+        turns[item.path] = min(_turn(item), turns.get(item.path, (0.0, True)))
+    alone = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: (item.path in alone, turns[item.path]))
 
 
-def _turn(item: pytest.Item) -> tuple[bool, float, bool]:
+def _turn(item: pytest.Item) -> tuple[float, bool]:
     long = item.get_closest_marker("long")
     minutes = float(long.kwargs.get("minutes", 0) if long else 0)
-    return item.get_closest_marker("alone") is not None, -minutes, item.get_closest_marker("slow") is None
+    return -minutes, item.get_closest_marker("slow") is None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -119,7 +119,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=150),
     )
     if os.environ.get("RAYREC_PRETEND_GPUS"):
         from tests.dryrun.ranks import pretend

@@ -494,7 +494,7 @@ def calls_of(script: str, folder: Path) -> list[list[str]]:
         (folder / "bin" / program).symlink_to(str(shutil.which(program)))
     environment = {"HOME": str(folder), "PATH": str(folder / "bin")}
     words = [str(shutil.which("bash")), "-euo", "pipefail", "-c", f"{script}\nwait"]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, f"{script}\n{done.stderr}"
     calls = (folder / "calls").read_text().split("\n\0")
     return [call.split("\0")[:-1] for call in calls if call]

@@ -175,7 +175,7 @@ def test_ranks_of_a_host_share_its_memory() -> None:
 class Together(ArrowFolder):
     """A folder far away, in which reading goes on only once `barrier.parties` files are read at the same time."""
 
-    barrier = Barrier(4, timeout=60)
+    barrier = Barrier(4, timeout=180)
 
     def sub(self, name: str) -> ArrowFolder:
         return Together(self._files, f"{self._inner}/{name}", f"{self._uri}/{name}")
@@ -348,7 +348,7 @@ def test_a_small_save_does_not_rest() -> None:
 
     thread = Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(120)
     assert len(rested) == 3
 
 
@@ -364,7 +364,7 @@ def test_who_waits_ends_the_rests() -> None:
     thread.start()
     began.wait()
     pace.release()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     pace.pause()
     pace.wait(0.001)
@@ -399,12 +399,12 @@ def test_a_save_that_shares_the_cpus_is_hurried_when_it_is_waited_for(tmp_path: 
     job.join(0.7)
     assert job.running and called == []
     job.throttle.release()
-    job.join(20)
+    job.join(120)
     assert not job.running and job.error is None and called == ["committed"]
     assert job.seconds < 5
     for step, settings_ in ((6, {"during_training": True}), (7, {"shares_cpus": True})):
         free = SaveThread(save_of(Busy(tmp_path), step, called), **settings_)
-        free.join(20)
+        free.join(120)
         assert not free.running and free.error is None and free.seconds < 5
 
 
@@ -417,7 +417,7 @@ def test_a_save_in_background_training_gives_way_to_it(tmp_path: Path) -> None:
             found[beside] = os.getpriority(os.PRIO_PROCESS, get_native_id())
 
         job = SaveThread(save_of(LocalFolder(tmp_path), 5, [], may=look), during_training=beside)
-        job.join(20)
+        job.join(120)
         assert job.error is None
     assert found[False] == own
     assert found[True] > own or own >= 10

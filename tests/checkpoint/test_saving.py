@@ -62,7 +62,7 @@ class Disk(LocalFolder):
         with super().create(name) as file:
             time.sleep(self.faults.get("delay_s", 0.0))
             if "gate" in self.faults and name.startswith("data-"):
-                self.faults["gate"].wait(20)
+                self.faults["gate"].wait(120)
             if self.faults.get("full") and name.startswith("data-"):
                 file.write(b"some of it")
                 raise OSError(errno.ENOSPC, "No space left on device", name)

@@ -44,7 +44,7 @@ def test_a_run_stops_at_a_request_and_resumes_from_its_folder(
     assert run(["resume", place]) == 1
     assert "is in use" in capsys.readouterr().err
     assert run(["stop", place, "--wait", "120"]) == 0
-    training.join(timeout=60)
+    training.join(timeout=180)
     told = capsys.readouterr()
     stopped = store.latest()
     assert stopped is not None and statuses == [128 + 15], told

@@ -175,7 +175,7 @@ def go_on_after_an_error(group: dist.ProcessGroup, spoil: Any) -> list[str]:
 
 @pytest.mark.parametrize("spoil, text", [(torn, "lengths add up to"), (no_batch, "AttributeError")])
 def test_any_error_of_one_rank_is_raised_on_all_and_the_next_batch_is_the_next_on_all(spoil: Any, text: str) -> None:
-    first, second = on_ranks(2, go_on_after_an_error, spoil, timeout_s=60)
+    first, second = on_ranks(2, go_on_after_an_error, spoil)
     assert first[0] == second[0] == first[2] == second[2] == ""
     assert "rank 1 cannot process its batch" in first[1]
     assert text in second[1], "its own error"
@@ -194,7 +194,7 @@ def at_unlike_batches(group: dist.ProcessGroup) -> str:
 
 
 def test_ranks_at_unlike_batches_are_named() -> None:
-    first, second = on_ranks(2, at_unlike_batches, timeout_s=30)
+    first, second = on_ranks(2, at_unlike_batches)
     assert "rank 1 is at batch 2 of the collection of tables ['t0', 't1', 't2'], rank 0 is at batch 1" in first
     assert "rank 0 is at batch 1 of the collection of tables ['t0', 't1', 't2'], rank 1 is at batch 2" in second
 
@@ -254,7 +254,7 @@ def prepared_for_a_gpu(group: dist.ProcessGroup, by_id: bool) -> list[str]:
 
 @pytest.mark.parametrize("by_id", [False, True])
 def test_errors_of_preparing_a_batch_for_a_gpu_reach_every_rank(by_id: bool) -> None:
-    first, second = on_ranks(2, prepared_for_a_gpu, by_id, timeout_s=60)
+    first, second = on_ranks(2, prepared_for_a_gpu, by_id)
     assert first == ["", "ValueError: rank 1 cannot process its batch; see its error", ""]
     assert second == ["", "MemoryError: no memory for the batch", ""]
 

@@ -19,6 +19,12 @@ from tests.hosts.lab import Host, Lab, laboratory
 ROOT = Path(__file__).resolve().parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
 DASHBOARD = "http://127.0.0.1:8265"
+# What an address answers. A command of Ray's would import Ray for seconds, each time that it is asked.
+ASK = """
+import sys, urllib.request
+asked = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+print(urllib.request.urlopen(asked, timeout=30).read().decode())
+"""
 # A dead node is noticed after seconds instead of a minute; fewer processes a node.
 SETTINGS = {
     "RAY_health_check_initial_delay_ms": "2000",
@@ -55,18 +61,21 @@ class RayHosts:
 
     def await_nodes(self, count: int, timeout_s: float = 300) -> None:
         """Wait until the cluster has so many nodes that are alive."""
-        listing = [RAY, "list", "nodes", "--address", DASHBOARD, "--filter", "state=ALIVE", "--format", "json"]
         until, alive = time.monotonic() + timeout_s, 0
         while time.monotonic() < until:
-            asked = self.on_head(*listing)
-            alive = asked.stdout.count('"node_id"')
+            asked = self.ask("/api/v0/nodes")
+            alive = asked.stdout.count('"state": "ALIVE"')
             if alive == count:
                 return
-            time.sleep(1)
+            time.sleep(0.5)
         pytest.fail(f"{count} nodes are wanted, there are {alive}\n{asked.stderr}\n{self.lab.logs()}")
 
     def on_head(self, *words: str, timeout_s: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
         return self.head.run(*words, timeout_s=timeout_s, cwd=ROOT, env=self.environment | changes)
+
+    def ask(self, path: str) -> subprocess.CompletedProcess[str]:
+        """What the dashboard answers to whoever has the token."""
+        return self.on_head(sys.executable, "-S", "-c", ASK, DASHBOARD + path, self.environment["RAY_AUTH_TOKEN"])
 
     def submission(self, *arguments: str) -> list[str]:
         """The guide's command."""
@@ -89,10 +98,10 @@ def ray_hosts(workers: int, cpus: int = 2) -> Iterator[RayHosts]:
         cluster = RayHosts(lab, environment)
         cluster.join(cluster.head, 0)
         until = time.monotonic() + 300
-        while cluster.on_head(RAY, "job", "list", "--address", DASHBOARD).returncode:
+        while cluster.ask("/api/jobs/").returncode:
             if time.monotonic() > until:
                 pytest.fail(f"the head does not answer\n{lab.logs()}")
-            time.sleep(1)
+            time.sleep(0.5)
         for host in lab.hosts[1:]:
             cluster.join(host, cpus)
         cluster.await_nodes(workers + 1)

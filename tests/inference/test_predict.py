@@ -170,7 +170,7 @@ def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path
     for part in (1, 3):
         (tmp_path / "items" / f"part-00000{part}.parquet").unlink()
     started = subprocess.Popen([sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "0"])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(list(out.glob("part-*.parquet"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(started.pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ class Slow(Service):
 
     def answers(self, requests: Sequence[Any]) -> list[Answer | RequestError]:
         self.begun.set()
-        assert self.may_score.wait(30)
+        assert self.may_score.wait(120)
         return super().answers(requests)
 
 
@@ -43,7 +43,7 @@ class Asked(threading.Thread):
         self.answer = self._ask()
 
     def result(self) -> Any:
-        self.join(30)
+        self.join(120)
         return self.answer
 
 
@@ -64,10 +64,10 @@ def busy(slow: Slow, app: App) -> Iterator[tuple[Server, Asked]]:
     slow.may_score.clear()
     server = Server(app)
     asked = Asked(lambda: server.ask("POST", "/score", BODY))
-    assert slow.begun.wait(30)
+    assert slow.begun.wait(120)
     yield server, asked
     slow.may_score.set()
-    asked.join(30)
+    asked.join(120)
     server.close()
 
 
@@ -84,7 +84,7 @@ def test_health_metrics_and_schema_answer_while_a_request_is_scored(busy: tuple[
 def test_requests_beyond_the_queue_are_refused_at_once(busy: tuple[Server, Asked], slow: Slow, app: App) -> None:
     server, asked = busy
     waiting = Asked(lambda: server.ask("POST", "/score", b" " * (1 << 20) + b'{"rows": []}'))  # read by the thread
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while app.batcher.queued < 2:  # else one of the next requests would have its place
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -44,20 +44,27 @@ def local_ray() -> Iterator[None]:
 
 
 class Waits(nn.Module):
-    """A model that takes its time to train, and waits in the process that evaluates in the background."""
+    """A model that takes its time to train, and waits in the process that evaluates in the background: for some seconds
+    a batch, or while a file exists."""
 
-    def __init__(self, inner: nn.Module, step_s: float, evaluating_s: float) -> None:
+    def __init__(self, inner: nn.Module, step_s: float, evaluating: float | Path) -> None:
         super().__init__()
-        self.inner, self.step_s, self.evaluating_s = inner, step_s, evaluating_s
+        self.inner, self.step_s, self.evaluating = inner, step_s, evaluating
 
     def forward(self, batch: Batch) -> Any:
-        in_background = EVALUATING in Path("/proc/self/cmdline").read_text()
-        time.sleep(self.step_s if self.training else self.evaluating_s if in_background else 0.0)
+        if self.training:
+            time.sleep(self.step_s)
+        elif EVALUATING in Path("/proc/self/cmdline").read_text():
+            if isinstance(self.evaluating, float):
+                time.sleep(self.evaluating)
+            else:
+                while self.evaluating.exists():
+                    time.sleep(0.05)
         return self.inner(batch)
 
 
-def waits(step_s: float = 0.0, evaluating_s: float = 0.0) -> Callable[..., nn.Module]:
-    return lambda **given: Waits(DLRM(**given), step_s, evaluating_s)
+def waits(step_s: float = 0.0, evaluating: float | Path = 0.0) -> Callable[..., nn.Module]:
+    return lambda **given: Waits(DLRM(**given), step_s, evaluating)
 
 
 def fit(folder: Path, factory: Any = None, **changes: Any) -> tuple[Result, list[Record], str]:
@@ -104,11 +111,17 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Inline:
     return Inline(tmp_path_factory.mktemp("inline"))
 
 
+def pause_of(raw: dict[str, Any]) -> Path:
+    """While this file exists, the process of `one_driver` waits."""
+    return Path(raw["storage"]["path"]).with_name("pause")
+
+
 class Driver:
     """The driver's part of background evaluations of a run, with its mailbox."""
 
     def __init__(self, raw: dict[str, Any], factory: Any) -> None:
         self.mailbox = actor_here(Mailbox)
+        self.pause = pause_of(raw)
         self.evaluations = Evaluations(replace(make_job(raw), factory=factory), self.mailbox, RunState())
         self.records: list[Record] = []
         self._earlier = 0  # outcomes of earlier tests
@@ -124,7 +137,7 @@ class Driver:
     def request(self, step: int, checkpoint: str, max_rows: int | None = None) -> None:
         self.evaluations({"kind": "evaluate", "step": step, "epoch": 0, "checkpoint": checkpoint, "max_rows": max_rows})
 
-    def outcomes(self, count: int, seconds: float = 60.0) -> list[Record]:
+    def outcomes(self, count: int, seconds: float = 180.0) -> list[Record]:
         until = time.monotonic() + seconds
         while len(outcomes := ray.get(self.mailbox.outcomes.remote(self._earlier))) < count:
             assert time.monotonic() < until, f"{outcomes} after {seconds} s"
@@ -154,20 +167,20 @@ def evaluators() -> list[psutil.Process]:
 
 
 def kill_evaluator() -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not (running := evaluators()):
         assert time.monotonic() < until, "no process evaluates"
         time.sleep(0.05)
     for process in running:
         process.kill()
         with suppress(psutil.Error):
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture(scope="module")
 def one_driver(inline: Inline) -> Iterator[Driver]:
     """Its process that evaluates takes some seconds to start."""
-    with Driver(inline.raw, waits()) as driver:
+    with Driver(inline.raw, waits(evaluating=pause_of(inline.raw))) as driver:
         yield driver
 
 
@@ -189,7 +202,7 @@ def test_a_checkpoint_has_the_figures_of_its_inline_evaluation(inline: Inline, d
 
 @pytest.mark.long
 def test_a_killed_evaluator_is_replaced_and_given_up_after_the_third(inline: Inline) -> None:
-    with Driver(inline.raw, waits(evaluating_s=1.0)) as driver:
+    with Driver(inline.raw, waits(evaluating=1.0)) as driver:
         driver.request(8, inline.checkpoint(8))
         kill_evaluator()
         (outcome,) = driver.outcomes(1)
@@ -223,26 +236,27 @@ def test_a_damaged_and_a_removed_checkpoint_are_named(inline: Inline, driver: Dr
     assert "step 9 failed" in texts[1] and "was removed" in texts[1]
 
 
-def test_the_oldest_is_skipped_where_evaluations_are_slower_than_steps(inline: Inline) -> None:
-    with Driver(inline.raw, waits(evaluating_s=0.5)) as driver:
-        driver.request(8, inline.checkpoint(8))
-        until = time.monotonic() + 60
-        while not evaluators():
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        steps = (12, 16, 18, 24)
-        for step in steps:
-            driver.request(step, inline.checkpoint(step))
-        outcomes = driver.outcomes(5)
-        assert [text.split(":")[0] for text in driver.said("eval_skipped")] == [
-            "Skipped the evaluation of step 12", "Skipped the evaluation of step 16",
-        ]  # fmt: skip
+def test_the_oldest_is_skipped_where_evaluations_are_slower_than_steps(inline: Inline, driver: Driver) -> None:
+    driver.pause.touch()
+    driver.request(8, inline.checkpoint(8), max_rows=350)  # one that was not asked for yet
+    until = time.monotonic() + 120
+    while not evaluators():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    steps = (12, 16, 18, 24)
+    for step in steps:
+        driver.request(step, inline.checkpoint(step), max_rows=350)
+    driver.pause.unlink()
+    outcomes = driver.outcomes(5)
+    assert [text.split(":")[0] for text in driver.said("eval_skipped")] == [
+        "Skipped the evaluation of step 12", "Skipped the evaluation of step 16",
+    ]  # fmt: skip
     assert len(steps) - 2 == MOST_PENDING
     assert [outcome["step"] for outcome in outcomes] == [12, 16, 8, 18, 24]
 
 
 def test_workers_that_restart_hear_what_there_is_before_their_checkpoint(inline: Inline) -> None:
-    with Driver(inline.raw, waits(evaluating_s=0.3)) as driver:
+    with Driver(inline.raw, waits(evaluating=0.3)) as driver:
         driver.request(8, inline.checkpoint(8))
         assert driver.outcomes(1)[0]["scores"]
         driver.request(16, inline.checkpoint(16))
@@ -340,7 +354,7 @@ def test_early_stopping_counts_late_evaluations_and_says_so(tmp_path: Path) -> N
 def test_a_run_that_ends_before_its_evaluations_says_which_are_missing(tmp_path: Path) -> None:
     write_all(tmp_path)
     changes = {**BACKGROUND, "trainer__epochs": 1, "trainer__hang_s": 12.0}
-    result, records, text = fit(tmp_path, waits(evaluating_s=600.0), **changes)
+    result, records, text = fit(tmp_path, waits(evaluating=600.0), **changes)
     missing = events(records, "eval_missing")
     assert [record["step"] for record in missing] == [8, 16]
     assert missing[0]["message"] == (
@@ -349,7 +363,7 @@ def test_a_run_that_ends_before_its_evaluations_says_which_are_missing(tmp_path:
     )
     assert missing[1]["message"] in text
     assert result.steps == 16 and result.eval is None
-    until = time.monotonic() + 60  # Ray ends the process of a killed actor a little later
+    until = time.monotonic() + 120  # Ray ends the process of a killed actor a little later
     while evaluators() and time.monotonic() < until:
         time.sleep(0.1)
     assert not evaluators()

@@ -306,7 +306,7 @@ def test_wandb_keeps_the_figures_of_a_run_offline(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracked(tmp_path, "wandb")
     (record,) = tmp_path.glob("runs/by_wandb/wandb/offline-run-*/run-*.wandb")
-    deadline = time.monotonic() + 60  # its service writes the file, in a process of its own
+    deadline = time.monotonic() + 120  # its service writes the file, in a process of its own
     while b"eval/auc" not in record.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.1)
     written = record.read_bytes()

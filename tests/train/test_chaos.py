@@ -182,7 +182,7 @@ def assert_every_id_counted_once(run: Path, files: Path) -> None:
 
 def assert_nothing_left(run: chaos.Supervised) -> None:
     """No process, no file but those of a run that is done, no checkpoint that is not whole."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while (left := chaos.marked(run.mark)) and time.monotonic() < until:
         time.sleep(0.2)
     assert not left, left

@@ -148,7 +148,7 @@ def test_ctrl_c_with_tee_beside_takes_a_last_checkpoint(workers: int, tmp_path: 
             assert train.poll() is None and time.monotonic() < until, log.read_text()
             time.sleep(0.05)
         os.killpg(tee.pid, signal.SIGINT)
-        status = train.wait(100)
+        status = train.wait(200)
     finally:
         train.kill()
         tee.kill()

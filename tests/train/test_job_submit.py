@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -69,22 +70,27 @@ def cluster() -> Iterator[dict[str, str]]:
         )
     try:
         environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{dashboard}"
-        wait_for_jobs_api(environment, head, log)
+        for address in (
+            f"{dashboard}/api/jobs/",
+            f"{agent}/api/local_raylet_healthz",
+        ):  # what takes a job, and starts it
+            wait_for_answer(f"http://127.0.0.1:{address}", environment["RAY_AUTH_TOKEN"], head, log)
         yield environment
     finally:
         end_group(head)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def wait_for_jobs_api(environment: dict[str, str], head: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for_answer(address: str, token: str, head: subprocess.Popen[bytes], log: Path) -> None:
+    """A command of Ray's that asks would import Ray for seconds, each time."""
+    asked = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
     until = time.monotonic() + 180
     while time.monotonic() < until:
         assert head.poll() is None, log.read_text()
-        listed = subprocess.run([str(RAY), "job", "list"], env=environment, capture_output=True, timeout=60)
-        if listed.returncode == 0:
+        with suppress(OSError), urllib.request.urlopen(asked, timeout=60):
             return
-        time.sleep(1)
-    pytest.fail(f"no answer from the dashboard:\n{log.read_text()}")
+        time.sleep(0.2)
+    pytest.fail(f"no answer from {address}:\n{log.read_text()}")
 
 
 def end_group(head: subprocess.Popen[bytes]) -> None:

@@ -229,7 +229,7 @@ def becomes(pretended: PretendedRay, lines: Callable[[], list[str]], resources: 
     """Gives the cluster these resources, all of them free, once the wait has been reported twice."""
 
     def change() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while len(lines()) < 2 and time.monotonic() < until:
             time.sleep(0.005)
         pretended.resources, pretended.free = resources, None
@@ -295,7 +295,7 @@ def test_runs_that_wait_do_not_withdraw_each_others_requests(pretended: Pretende
 
     waiting = threading.Thread(target=first)
     waiting.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while len(lines()) < 2 and time.monotonic() < until:
         time.sleep(0.005)
     mine = [NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]
@@ -412,7 +412,7 @@ def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, 
 
 def look_more(pretended: PretendedRay) -> None:
     """Returns when the nodes have been looked at a few times more."""
-    before, until = pretended.looks, time.monotonic() + 10
+    before, until = pretended.looks, time.monotonic() + 120
     while pretended.looks < before + 4 and time.monotonic() < until:
         time.sleep(0.001)
 
@@ -680,7 +680,7 @@ def test_a_run_on_ray_that_was_stopped_is_interrupted(
 
     def stops(box: Mailbox) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while not box.stop_requested() and time.monotonic() < until:
             time.sleep(0.005)
         box.put({"kind": "stopped", "message": "stopped at step 3"})

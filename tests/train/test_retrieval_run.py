@@ -382,7 +382,7 @@ def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:
 def test_beautys_files_are_leave_one_out_and_its_config_holds(tmp_path: Path) -> None:
     (tmp_path / "Beauty.txt").write_text("1 4 2 9\n2 5 6\n3 1 2 3 4 5\n")
     words = [sys.executable, ROOT / "data/beauty/prepare.py", tmp_path / "Beauty.txt", "--out", tmp_path / "parquet"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    subprocess.run(words, check=True, capture_output=True, timeout=180)
     for part, want in [
         ("train", [[1, 2, 3], [4]]),
         ("validation", [[1, 2, 3, 4], [4, 2]]),

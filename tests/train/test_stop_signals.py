@@ -24,7 +24,7 @@ def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
         threading.Timer(0.9, os.kill, (os.getpid(), number)).start()
         with pytest.raises(Interrupted, match="second interrupt") as caught:
-            run_in_background(lambda: release.wait(20), signals)
+            run_in_background(lambda: release.wait(120), signals)
     release.set()
     assert asked.is_set()
     assert caught.value.signal == number
@@ -36,7 +36,7 @@ def test_a_closed_terminal_asks_once_however_often_it_is_heard() -> None:
     signals = StopSignals(asked.set, grace_s=60)
     for _ in range(3):
         signals(signal.SIGHUP)
-    assert asked.wait(20) and signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
+    assert asked.wait(120) and signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
     signals(signal.SIGINT)
     assert signals.reason_to_exit is not None
 
@@ -48,7 +48,7 @@ def test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup(ignored: bool) ->
     done = subprocess.run(
         [sys.executable, "-c", code],
         preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.stdout.strip() == str(not ignored), done.stderr
 
@@ -58,7 +58,7 @@ def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
     signals = StopSignals(lambda: None, grace_s=0.2)
     signals(signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"no final checkpoint was saved within trainer\.grace_s=0\.2 s"):
-        run_in_background(lambda: release.wait(20), signals)
+        run_in_background(lambda: release.wait(120), signals)
     release.set()
 
 
@@ -67,7 +67,7 @@ def test_a_stop_is_asked_for_once() -> None:
     signals = StopSignals(asked.release, grace_s=1000)
     assert signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGINT
     signals(signal.SIGTERM)
-    assert asked.acquire(timeout=10) and signals.reason_to_exit is None and signals.received == signal.SIGTERM
+    assert asked.acquire(timeout=120) and signals.reason_to_exit is None and signals.received == signal.SIGTERM
     signals(signal.SIGINT)
     assert signals.reason_to_exit == "Exited on the second interrupt; no final checkpoint was saved."
     assert signals.interrupted("x").signal == signal.SIGTERM
