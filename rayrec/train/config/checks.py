@@ -15,7 +15,7 @@ from rayrec._runtime.strict import refusal
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
-from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.source.dataset import data_sets
 from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
@@ -154,6 +154,31 @@ def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Sch
     if schema.num_dense:
         return f"schema.dense: {subject}; remove this section"
     return None
+
+
+def check_item_features(model: ModelConfig, schema: Schema) -> None:
+    """Item features are those of the item in any row, so that items without a row have them, too."""
+    names = model.args.get("item_features") if model.name == "two_tower" else None
+    if not names:
+        return
+    features: dict[str, DenseFeature | SparseFeature] = {one.name: one for one in (*schema.dense, *schema.sparse)}
+    item = features.get(str(model.args["item"]))
+    if item is None:
+        return  # the model names it
+    if item.name in schema.dynamic:
+        raise refusal("model.args.item_features", f"item {item.name!r} has dynamic ids, whose rows change owners")
+    derived = {spec.name: spec for spec in schema.derived}
+    for name in names:
+        if name not in features or name == item.name:
+            known = [feature for feature in features if feature != item.name]
+            raise refusal("model.args.item_features", f"no feature is named {name!r}{suggestion(name, known)}")
+        for column in schema.sources_beside_times(features[name]):
+            if column != item.column or column in derived:
+                raise refusal(
+                    "model.args.item_features",
+                    f"{name!r} reads the column {column!r} of the rows; items need it without a row: list them in "
+                    f"data.entities, and read it with `from: TABLE.COLUMN` and `by: {item.column}`",
+                )
 
 
 def check_esmm(model: ModelConfig, schema: Schema) -> None:
