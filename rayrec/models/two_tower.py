@@ -90,6 +90,8 @@ class TwoTower(Retriever):
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)
         item_width = dim * (1 + len(own)) + len(of_item)
         self.item_tower = MLP(item_width, list(towers), activation_on_last=False, device=device)
+        self._of_item: torch.Tensor  # columns of the batch's dense part
+        self._of_query: torch.Tensor
         self.register_buffer("_of_item", torch.tensor(of_item, dtype=torch.int64, device=device), persistent=False)
         self.register_buffer("_of_query", torch.tensor(of_query, dtype=torch.int64, device=device), persistent=False)
 

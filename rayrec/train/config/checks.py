@@ -161,7 +161,8 @@ def check_item_features(model: ModelConfig, schema: Schema) -> None:
     names = model.args.get("item_features") if model.name == "two_tower" else None
     if not names:
         return
-    features: dict[str, DenseFeature | SparseFeature] = {one.name: one for one in (*schema.dense, *schema.sparse)}
+    every: list[DenseFeature | SparseFeature] = [*schema.dense, *schema.sparse]
+    features = {one.name: one for one in every}
     item = features.get(str(model.args["item"]))
     if item is None:
         return  # the model names it
