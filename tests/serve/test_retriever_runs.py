@@ -358,6 +358,14 @@ def test_features_that_an_item_has_only_in_rows_are_refused(
         parse_config(raw)
 
 
+def test_a_query_does_not_read_the_item(tmp_path: Path) -> None:
+    raw = config_with_features(tmp_path)
+    raw["model"]["args"]["item_features"] = ["cost"]
+    raw["schema"]["sparse"][1]["mapping"] = {"kind": "identity"}
+    with pytest.raises(TrainError, match="feature 'category' reads the item's column 'film', which the query"):
+        Trainer(parse_config(raw)).fit()
+
+
 @pytest.fixture(scope="module")
 def answering(indexed: Path) -> Retrieval:
     return Retrieval(indexed)

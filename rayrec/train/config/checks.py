@@ -136,10 +136,12 @@ READ_A_HISTORY_ONLY = frozenset({"sasrec", "hstu"})
 
 
 def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> str | None:
-    """What the config has and the model would not read, with the fix; None if there is nothing.
+    """What the config has and the model would not read, or must not read, with the fix; None if there is nothing.
 
     It is not a check of each config, as earlier versions trained such runs, which can still be evaluated and served.
     """
+    if model.name == "two_tower":
+        return _query_that_reads_the_item(model, schema)
     if model.name not in READ_A_HISTORY_ONLY:
         return None
     history, side = model.args["history"], model.args.get("side", [])
@@ -153,6 +155,23 @@ def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Sch
             return f"tables.{table.name}.features: {subject}; remove {', '.join(unread)} here and from schema.sparse"
     if schema.num_dense:
         return f"schema.dense: {subject}; remove this section"
+    return None
+
+
+def _query_that_reads_the_item(model: ModelConfig, schema: Schema) -> str | None:
+    """A query that knew features of the item would know the answer, and no request has them."""
+    item = next((one for one in schema.sparse if one.name == model.args["item"]), None)
+    if item is None:
+        return None  # the model names it
+    every: list[DenseFeature | SparseFeature] = [*schema.dense, *schema.sparse]
+    for feature in every:
+        if feature.name in (item.name, *model.args.get("item_features", ())):
+            continue
+        if item.column in schema.sources_beside_times(feature):
+            return (
+                f"model.args.item_features: feature {feature.name!r} reads the item's column {item.column!r}, "
+                "which the query of model two_tower must not know; add it to item_features, or remove it"
+            )
     return None
 
 
