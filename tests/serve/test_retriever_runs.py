@@ -268,7 +268,7 @@ def catalog(numbers: range, key: str) -> pa.Table:
 def config_with_features(root: Path) -> dict[str, Any]:
     """Two towers with features of the items, in `items/`; the vocabulary lacks the new ones."""
     raw = raw_config(root, "two_tower")
-    raw["data"]["entities"] = {"movie": {"path": str(root / "items"), "key": "id"}}
+    raw["data"]["entities"] = {"movie": {"path": str(root / "items"), "key": "id", "valid_from": "since", "at": "time"}}
     vocabulary = {"kind": "vocabulary", "path": str(root / "vocabulary.parquet")}
     raw["schema"] = {
         "label": {"column": "label"},
@@ -290,11 +290,18 @@ def config_with_features(root: Path) -> dict[str, Any]:
     return raw
 
 
+def versions(numbers: range) -> pa.Table:
+    """The catalog as a table of entities, which had other prices before."""
+    newest = catalog(numbers, "id").append_column("since", pa.array([500] * len(numbers)))
+    older = newest.to_pydict() | {"cost": [9.0] * len(numbers), "since": [0] * len(numbers)}
+    return pa.concat_tables([newest, pa.table(older)])
+
+
 @pytest.fixture(scope="module")
 def with_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("with_features")
     (root / "items").mkdir()
-    pq.write_table(catalog(range(KNOWN), "id"), root / "items" / "0.parquet")
+    pq.write_table(versions(range(KNOWN)), root / "items" / "0.parquet")
     pq.write_table(pa.table({"id": [f"film-{n}" for n in range(KNOWN)]}), root / "vocabulary.parquet")
     for part, rows, seed in (("train", 600, 0), ("eval", 64, 1)):
         random = np.random.default_rng(seed)
@@ -304,6 +311,7 @@ def with_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "taste": taste,
             "film": [f"film-{n}" for n in films],
             "age": random.random(rows),
+            "time": [900] * rows,
             "label": [1] * rows,
         }
         (root / part).mkdir()
@@ -325,7 +333,7 @@ def test_an_item_that_training_never_saw_is_found_by_its_features(with_features:
         assert f"film-{KNOWN + taste}" in result["ids"], results
 
     # The features may also come from the run's table, to which they were added; of other items, nothing is known.
-    pq.write_table(catalog(range(KNOWN, KNOWN + NEW), "id"), root / "items" / "new.parquet")
+    pq.write_table(versions(range(KNOWN, KNOWN + NEW)), root / "items" / "new.parquet")
     try:
         pq.write_table(items.select(["sku", "shop"]), tmp_path / "ids.parquet")
         again = index_run(

@@ -64,11 +64,14 @@ class ItemTable:
             if isinstance(spec, Entity) and files is not None and spec.column == self._column:
                 spec = spec.model_copy(update={"path": files, "key": key, "valid_from": None, "at": None})
             specs.append(spec)
+        times = {spec.at for spec in specs if isinstance(spec, Entity)}
         update = {
             "sparse": [sparse[name] for name in self._names],
             "dense": [feature for feature in schema.dense if feature.name in names],
             "sequences": [],
             "derived": specs,
+            # Times of rows are not those of the training data, but `_LATEST_US` as a timestamp.
+            "column_types": {name: kind for name, kind in schema.column_types.items() if name not in times},
         }
         own = schema.model_copy(update=update)
         self._mapping = Mapping(own, mapping.rows_of, labels=False)
