@@ -1,16 +1,19 @@
 """Times histories that are joined from a log of events against the same histories stored in the rows.
 
-    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--store N] [--json]
+    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--store N | --requests N] [--json]
 
 Writes a log of events (Zipf users), and rows with the histories of `rayrec data sequence` from it. Prints the time and
 bytes of the index; gathered events per second of processor time; and the rate of an epoch that joins histories over
 that of an epoch that reads stored ones, the two in turns. One process; ids are hashed. With `--store`, instead builds a
 store of so many events with `rayrec data events`, and prints its bytes per event, the seconds, the most memory of the
-process beyond that of one which builds a store of 1,000 events, and gathered events per second.
+process beyond that of one which builds a store of 1,000 events, and gathered events per second. With `--requests`,
+instead scores so many requests of a user and 100 candidates in a service's own code, whose history is from the
+export's index of the log or in the request, in turns, and prints the ratio of their 50th and 99th percentiles.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
@@ -25,12 +28,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from harness import arguments, in_turns, machine, paired_ratio, print_json
+from harness import arguments, in_turns, machine, milliseconds, paired_ratio, print_json
+from ranker import Weights
 
-from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema
+from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.entities import EntitySource, open_entities
 from rayrec.data.tools.histories import Log, make_sequences
 from rayrec.data.tools.times import TimeColumn
+from rayrec.inference import Inputs, Trained, export
+from rayrec.models import DCN
+from rayrec.modules import EmbeddingBagConfig
+from rayrec.serve import ModelSpec, Service
 
 ROWS = 100_000
 FILE_EVENTS = 5_000_000
@@ -133,14 +141,72 @@ def measure_store(folder: Path, events: int, rounds: int) -> dict[str, float]:
     return figures
 
 
+def measure_requests(folder: Path, events: int, length: int, requests: int) -> dict[str, float]:
+    """Percentiles of requests whose history is from the index, over those of requests that bring it."""
+    write_log(folder / "log.parquet", events)
+    raw = schema_of(folder / "log.parquet", length).model_dump(mode="json", exclude_none=True)
+    raw["sparse"].append({"name": "item", "mapping": {"kind": "hash"}})
+    names, rows = ["history_item", "item"], 1 << 16
+    tables = [EmbeddingBagConfig(name="item", num_embeddings=rows, embedding_dim=16, feature_names=names)]
+
+    def make(device: str = "meta") -> DCN:
+        return DCN(tables, 0, [], [64, 1], tables_device=device, seed=1)
+
+    inputs = Inputs(tuple(names), 0, None, False)
+    schema = Schema.model_validate(raw)
+    log = pq.read_table(folder / "log.parquet")
+    trained = Trained(
+        make_model=make,
+        weights=Weights(make("cpu").eval()),  # type: ignore[arg-type]
+        inputs=inputs,
+        mapping={"schema": raw, "tables": [{"rows": rows, "features": names}]},
+        rows_of=dict.fromkeys(names, rows),
+        batches=lambda count=None: [to_batch(log.slice(events - 500, 500), schema, dict.fromkeys(names, rows))],
+    )
+    service = Service([ModelSpec(name="ctr", path=export(trained, folder / "export").folder)])
+    draw, table = (
+        np.random.default_rng(1),
+        open_entities(EntitySource(str(folder / "log.parquet"), "user", "at", "s", True)),
+    )
+    now, candidates = 1_700_000_000, {"item": draw.integers(0, 1_000_000, 100).tolist()}
+    bodies: dict[str, list[bytes]] = {"from the index": [], "in the request": []}
+    for user in log.column("user").to_numpy()[draw.integers(0, events, requests)].tolist():
+        found, _ = table.last(np.array([user]), np.array([now * 1_000_000]), length)
+        context: dict[str, Any] = {"user": user, "at": now}
+        own = context | {"history_item": table.values("item", found).to_pylist()}
+        for side, one in zip(bodies, (context, own), strict=True):
+            bodies[side].append(json.dumps({"context": one, "candidates": candidates}).encode())
+    both = [service.score(of[0], "application/json").scores["label"] for of in bodies.values()]
+    assert np.array_equal(*both), "both have the same history"
+    numbers = {side: iter(of * 2) for side, of in bodies.items()}
+    sides = {
+        side: lambda of=of: milliseconds(lambda: service.score(next(of), "application/json"))  # type: ignore[misc]
+        for side, of in numbers.items()
+    }
+    times = in_turns(sides, requests, warmup=min(requests, 20))
+    shares = {}
+    for percent in (50, 99):
+        index, request = (float(np.percentile(times[side], percent)) for side in bodies)
+        shares[f"p{percent}_index_over_request"] = index / request
+        print(f"p{percent} of 100 candidates: {index:.2f} ms with the index, {request:.2f} ms in the request")
+    return shares
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--events", type=int, default=2_000_000)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--store", type=int, metavar="EVENTS")
+    parser.add_argument("--requests", type=int)
     args = parser.parse_args()
     print(machine())
+    if args.requests is not None:
+        with tempfile.TemporaryDirectory() as name:
+            os.environ["XDG_CACHE_HOME"] = str(Path(name) / "cache")
+            shares = measure_requests(Path(name), args.events, args.length, args.requests)
+        print_json(args, shares)
+        return
     if args.store is not None:
         with tempfile.TemporaryDirectory() as name:
             figures = measure_store(Path(name), args.store, args.rounds)

@@ -17,51 +17,13 @@ from typing import Any
 
 import torch
 from harness import arguments, in_turns, machine, medians, milliseconds, paired_ratio, print_json, require
+from ranker import KEYS, batch_of, trained_ranker
 
 from rayrec import quant
-from rayrec.inference import ExportOptions, Model, Trained, export
-from rayrec.inference.graph import Inputs
-from rayrec.models import DLRM, Batch
+from rayrec.inference import ExportOptions, Model, export
+from rayrec.models import Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.quant.check import IdCheck
-from rayrec.sparse import KeyedJaggedTensor
-
-DENSE = 13
-
-
-class Weights:
-    """A model's weights with the interface of a checkpoint's weights."""
-
-    path = Path("memory")
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._state = model.state_dict()
-
-    def _tables(self) -> dict[str, torch.Tensor]:
-        ends, inside = ".weight", ".embedding_bags."
-        return {name.removesuffix(ends): tensor for name, tensor in self._state.items() if inside in name}
-
-    def tables(self) -> dict[str, torch.Size]:
-        return {name: tensor.shape for name, tensor in self._tables().items()}
-
-    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
-        return self._tables()[table][start:stop]
-
-    def dense(self) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, tensor in self._state.items() if ".embedding_bags." not in name}
-
-
-def batch_of(keys: list[str], rows: int, size: int, ids: int, seed: int = 0) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    count = len(keys) * size
-    sparse = KeyedJaggedTensor(
-        keys,
-        torch.randint(rows, (count * ids,), generator=generator),
-        lengths=torch.full((count,), ids, dtype=torch.int64),
-        stride=size,
-    )
-    label = torch.randint(2, (size,), generator=generator).float()
-    return Batch(torch.randn(size, DENSE, generator=generator), sparse, label)
 
 
 def median_ms(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -76,29 +38,8 @@ def main() -> None:
     args = parser.parse_args()
     require(shutil.which("g++"), "needs a C++ compiler to export with target aoti: apt-get install g++")
     torch.set_num_threads(1)
-    keys = [f"f{i}" for i in range(26)]
-    tables = [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=args.rows, embedding_dim=64, feature_names=[key])
-        for i, key in enumerate(keys)
-    ]
-
-    def make(device: str = "meta") -> DLRM:
-        over = [512, 512, 256, 1]
-        return DLRM(tables, DENSE, dense_arch=[512, 256, 64], over_arch=over, tables_device=device, seed=1)
-
-    torch.manual_seed(0)
-    source = make("cpu").eval()
-    trained = Trained(
-        make_model=make,
-        weights=Weights(source),  # type: ignore[arg-type]
-        inputs=Inputs(tuple(keys), DENSE, None, False),
-        mapping={
-            "schema": {"dense": [{"name": f"d{i}"} for i in range(DENSE)], "sparse": [{"name": key} for key in keys]},
-            "tables": [{"rows": args.rows, "features": [key]} for key in keys],
-        },
-        rows_of=dict.fromkeys(keys, args.rows),
-        batches=lambda rows=None: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
-    )
+    keys = KEYS
+    trained, source = trained_ranker(args.rows, batches=4, size=1000)
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(

@@ -1,10 +1,11 @@
 """Measures `POST /retrieve` over HTTP: latency over many items with several clients, exact and approximate; and what it
-costs to exclude items, in turns with requests that exclude none.
+costs to exclude items, in turns with requests that exclude none, over HTTP and inside the process.
 
     python jobs/bench/retrieval.py --items 1000000 --clients 8 --seconds 20
 
 One process serves, another sends requests: each client waits for an answer, then sends the next request. Queries are
-vectors, so that only the search is measured.
+vectors, so that only the search is measured. A search has to pass the best items if these are excluded, so inside the
+process it is also compared with one for as many items more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,22 @@ def exclusion(
     return {name: paired_ratio(turns[name], turns["none"]) for name in excluded}
 
 
+def exclusion_inside(index: ItemIndex, queries: torch.Tensor, excluded: dict[str, list[list[int]]]) -> dict[str, float]:
+    """As `exclusion`, without HTTP; and "for more", a search that excludes none, for as many items more."""
+    k, more = 100, len(next(iter(excluded.values()))[0])
+
+    def search(wanted: int, banned: list[list[int]] | None) -> float:
+        begin = time.perf_counter()
+        for number in range(len(queries)):
+            index.search(queries[number : number + 1], wanted, None if banned is None else [banned[number]])
+        return time.perf_counter() - begin
+
+    sides = {"none": partial(search, k, None), "for more": partial(search, k + more, None)}
+    sides |= {name: partial(search, k, ids) for name, ids in excluded.items()}
+    turns = in_turns(sides, TURNS, warmup=1)
+    return {name: paired_ratio(turns[name], turns["none"]) for name in sides if name != "none"}
+
+
 def serve(folder: str, model: str, port_to: Any, threads: int) -> None:
     """Serves one index and a small model over HTTP until the process is terminated."""
     import socket
@@ -156,6 +174,10 @@ def main() -> None:
                 results[f"{kind} without {args.excluded}"] = ratios
                 text = ", ".join(f"{name} ones {ratio:.2f}" for name, ratio in ratios.items())
                 print(f"{kind}: median latency with {args.excluded} excluded items over none: {text}", flush=True)
+                inside = exclusion_inside(index, asked, sets)
+                results[f"{kind} without {args.excluded}, inside"] = inside
+                text = ", ".join(f"{name} {ratio:.2f}" for name, ratio in inside.items())
+                print(f"{kind}: time of a search with {args.excluded} excluded items over none: {text}", flush=True)
                 for rate in args.rates:
                     latencies = latencies_ms(port, args.clients, args.seconds, queries.tolist(), rate)
                     median, p99 = np.percentile(latencies, [MEDIAN, P99])

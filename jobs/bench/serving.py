@@ -26,15 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from harness import arguments, machine, paired_ratio, print_json, require
-from inference import DENSE, Weights, batch_of
+from ranker import DENSE, trained_ranker
 
-from rayrec.inference import ExportOptions, Model, Trained, export
+from rayrec.inference import ExportOptions, Model, export
 from rayrec.inference.artifact import checksum
-from rayrec.inference.graph import Inputs
-from rayrec.models import DLRM
-from rayrec.modules import EmbeddingBagConfig
 from rayrec.serve import ModelSpec, ServeConfig, Service
 from rayrec.serve.on_ray import serving
 
@@ -50,26 +46,7 @@ UVICORN = (
 
 
 def make_export(folder: Path) -> Path:
-    keys = [f"f{i}" for i in range(26)]
-    tables = [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=ROWS, embedding_dim=64, feature_names=[key])
-        for i, key in enumerate(keys)
-    ]
-
-    def make(device: str = "meta") -> DLRM:
-        over = [512, 512, 256, 1]
-        return DLRM(tables, DENSE, dense_arch=[512, 256, 64], over_arch=over, tables_device=device, seed=1)
-
-    torch.manual_seed(0)
-    schema = {"dense": [{"name": f"d{i}"} for i in range(DENSE)], "sparse": [{"name": key} for key in keys]}
-    trained = Trained(
-        make_model=make,
-        weights=Weights(make("cpu").eval()),  # type: ignore[arg-type]
-        inputs=Inputs(tuple(keys), DENSE, None, False),
-        mapping={"schema": schema, "tables": [{"rows": ROWS, "features": [key]} for key in keys]},
-        rows_of=dict.fromkeys(keys, ROWS),
-        batches=lambda rows=None: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
-    )
+    trained, _ = trained_ranker(ROWS)
     return export(trained, folder, ExportOptions(tables="int8", target="aoti", force=True)).folder
 
 

@@ -1,14 +1,16 @@
-"""Times two checkouts of rayrec on the CPU, in turns: training steps, steps of built-in models, or the data path.
+"""Times two checkouts of rayrec on the CPU, in turns: training steps, steps of built-in models, the data path, scoring
+with an export, or requests to a service.
 
     git worktree add --detach /tmp/earlier 5be9ecb
-    python jobs/bench/versions.py /tmp/earlier [--what steps|models|data] [--rounds 15] [--only TEXT]
+    python jobs/bench/versions.py /tmp/earlier [--what steps|models|data|inference|serving] [--rounds 15] [--only TEXT]
 
 Each checkout has processes that stay up; a round times every case in the one and then in the other. The ratio is the
 median over rounds of this checkout's time over the other's. Both must have the public names that this file uses.
 
 `steps`: two gloo ranks, 26 tables of 50,000 × 64 and two layers over them; forward, backward and update. `models`: one
 rank, with default losses, in processor time. `data`: one process that maps 100,000 rows held in memory, and reads
-manifests and epochs of Parquet files.
+manifests and epochs of Parquet files. `inference`: batches and lookups of a ranker's export that is not compiled, in
+processor time. `serving`: the median time of requests over HTTP to a service of that export in another process.
 """
 
 from __future__ import annotations
@@ -269,6 +271,95 @@ def model_cases() -> dict[str, Callable[[], object]]:
     return cases
 
 
+def inference_cases(folder: Path) -> dict[str, Callable[[], object]]:
+    """Scoring with an export of 26 tables, and with quantized tables alone, by name."""
+    from ranker import KEYS, batch_of, trained_ranker
+
+    from rayrec import quant
+    from rayrec.inference import Model, export
+    from rayrec.inference.scorer import Scorer
+
+    rows = 10_000
+    trained, source = trained_ranker(rows)
+    model = Model(export(trained, folder).folder)
+    scorer = Scorer(model)
+    cases: dict[str, Callable[[], object]] = {}
+    for size in (1, 100, 1024):
+        cases[f"score, {size} rows"] = partial(model.score, batch_of(KEYS, rows, size, 1))
+        columns = {name: np.arange(size).tolist() for name in KEYS}
+        columns |= {f"d{n}": np.linspace(0, 1, size).tolist() for n in range(13)}
+        cases[f"map and score, {size} rows"] = partial(scorer.score, columns)
+    for kind in ("fp32", "int8"):
+        bags = quant.EmbeddingBagCollection.from_float(source.embedding_bags, kind)
+        for size, ids in ((1, 1), (100, 10)):
+            cases[f"{kind} lookup, {size} rows of {ids} ids"] = partial(bags, batch_of(KEYS, rows, size, ids).sparse)
+    return cases
+
+
+SERVICE = (
+    "import socket, sys, torch, uvicorn; from pathlib import Path; from rayrec.serve import ModelSpec, Service; "
+    "from rayrec.serve.http import App; torch.set_num_threads(1); sock = socket.create_server(('127.0.0.1', 0)); "
+    "print(sock.getsockname()[1], flush=True); app = App(Service([ModelSpec(name='ctr', path=Path(sys.argv[1]))])); "
+    "uvicorn.Server(uvicorn.Config(app, log_level='error')).run([sock])"
+)
+REQUESTS = 25  # of a round
+
+
+def bodies() -> dict[str, bytes]:
+    """Requests of 26 ids and 13 numbers, by name."""
+    ids, numbers = {f"f{n}": 100 * n for n in range(26)}, {f"d{n}": n / 7 for n in range(13)}
+    row = ids | numbers
+    shared = {name: row[name] for name in [*list(ids)[:13], *numbers]}
+
+    def of_candidates(count: int) -> Any:
+        return {f"f{n}": [(n + 97 * c) % 9999 for c in range(count)] for n in range(13, 26)}
+
+    asked = {
+        "one row": {"rows": [row]},
+        "one row as columns": {"rows": {name: [value] for name, value in row.items()}},
+        "context and 1 candidate": {"context": shared, "candidates": of_candidates(1)},
+        "context and 100 candidates": {"context": shared, "candidates": of_candidates(100)},
+        "100 rows": {"rows": [row] * 100},
+    }
+    return {name: json.dumps(one).encode() for name, one in asked.items()}
+
+
+def serve_requests(folder: Path) -> None:
+    """Times requests to a service of this checkout whose numbers arrive on standard input."""
+    import http.client
+
+    from ranker import trained_ranker
+
+    from rayrec.inference import export
+
+    exported = export(trained_ranker(10_000)[0], folder).folder
+    service = subprocess.Popen([sys.executable, "-c", SERVICE, str(exported)], stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    try:
+        client = http.client.HTTPConnection("127.0.0.1", int(service.stdout.readline()), timeout=60)
+
+        def seconds(body: bytes) -> float:
+            start = time.perf_counter()
+            client.request("POST", "/score", body, {"content-type": "application/json"})
+            answer = client.getresponse()
+            text = answer.read()
+            taken = time.perf_counter() - start
+            if answer.status != 200:
+                raise SystemExit(f"the service answered {answer.status}: {text[:300]!r}")
+            return taken
+
+        cases = bodies()
+        for body in cases.values():
+            for _ in range(3):
+                seconds(body)
+        print(*cases, sep="\t", flush=True)
+        while (number := int(sys.stdin.readline() or -1)) >= 0:
+            print(statistics.median(seconds([*cases.values()][number]) for _ in range(REQUESTS)), flush=True)
+    finally:
+        service.terminate()
+        service.wait()
+
+
 def serve_cases(cases: dict[str, Callable[[], object]]) -> None:
     """Times the cases whose numbers arrive on standard input, in processor time of one process."""
     calls = []  # of a round: in a single short one, the caches that the other process has emptied decide
@@ -322,7 +413,7 @@ def main() -> None:
 
     parser = arguments(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout")
-    parser.add_argument("--what", choices=["steps", "models", "data"], default="steps")
+    parser.add_argument("--what", choices=["steps", "models", "data", "inference", "serving"], default="steps")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", metavar="TEXT", help="time the cases whose names contain the text")
     args = parser.parse_args()
@@ -358,7 +449,16 @@ if __name__ == "__main__":
         main()
     elif sys.argv[2] != "steps":
         torch.set_num_threads(1)
-        serve_cases(data_cases(Path(sys.argv[3])) if sys.argv[2] == "data" else model_cases())
+        own = Path(sys.argv[3]) / str(os.getpid())
+        match sys.argv[2]:
+            case "data":
+                serve_cases(data_cases(Path(sys.argv[3])))
+            case "models":
+                serve_cases(model_cases())
+            case "inference":
+                serve_cases(inference_cases(own))
+            case "serving":
+                serve_requests(own)
     else:
         store = f"{sys.argv[3]}/{os.getpid()}"
         peer = mp.get_context("spawn").Process(target=serve_steps, args=(1, store))

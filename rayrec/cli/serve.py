@@ -48,6 +48,10 @@ def export(
     parity: Annotated[
         str, typer.Option(metavar="ROWS|all", help="Evaluation rows to compare scores on, sampled from all rows.")
     ] = "100000",
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="Fit probabilities to the evaluation rows (--data): platt (scale and shift), or isotonic."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Keep an export that exceeds its limits or is slow.")] = False,
     allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
@@ -68,7 +72,14 @@ def export(
         raise typer.BadParameter(f"{parity!r} is not a number of rows, nor all", param_hint="--parity")
     rows = None if parity == "all" else int(parity)
     settings = ExportOptions(
-        tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force
+        tables=tables,
+        dense=dense,
+        target=target,
+        march=march,
+        budget=budget,
+        parity=rows,
+        calibrate=calibrate,
+        force=force,
     )
     with run_here(source, notice) as run:
         exported = export_run(run, out, settings, data, allow_code=allow_code, checkpoint=checkpoint)
@@ -82,11 +93,19 @@ def export(
         typer.echo(
             f"{exported.index.bf16_parameters:,} of {exported.index.dense_parameters:,} dense parameters in bf16"
         )
+    for label, values in (parity_report.calibration or {}).items():
+        changes = [
+            f"{text} {values[f'{name}_before']:.5f} → {values[f'{name}_after']:.5f}" for name, text in _CALIBRATED
+        ]
+        typer.echo(f"calibrated {label} ({calibrate}): {', '.join(changes)}")
     _show_parity(parity_report)
     if exported.index.inputs.query is None:
         next_is("rayrec", "serve", str(out))
     else:
         after_tower(source, checkpoint, str(out))
+
+
+_CALIBRATED = (("logloss", "log loss"), ("ece", "calibration error"))
 
 
 def _show_parity(parity: Parity) -> None:

@@ -106,6 +106,7 @@ class ExportIndex:
         instructions: Processor flags that the compiled graph needs.
         search: The item index; None: the export has none.
         ranker: Version of the ranker in `ranker/`; None: the export has none.
+        calibration: Kind of the map of logits that is part of the graph; None: scores are as trained.
     """
 
     inputs: Inputs
@@ -125,6 +126,7 @@ class ExportIndex:
     instructions: list[str] = field(default_factory=list)
     search: IndexReport | None = None
     ranker: str | None = None
+    calibration: str | None = None
 
     @property
     def kind(self) -> str:

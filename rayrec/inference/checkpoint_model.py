@@ -15,6 +15,7 @@ from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import Score
 from rayrec.inference.tables import PartialTable, fill_partial
 from rayrec.models import Batch, Retriever
+from rayrec.models.item_features import ItemFeatures
 from rayrec.quant.layout import TableConfig
 
 if TYPE_CHECKING:
@@ -134,11 +135,14 @@ class CheckpointModel:
 
         return score
 
-    def item_vectors(self, rows_I: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def item_vectors(
+        self, rows_I: torch.Tensor, features: ItemFeatures | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Vectors of a retriever's items, in blocks that follow each other in the item table; memory is bounded.
 
         Args:
-            rows_I: Rows of the item table.
+            rows_I: Rows of the item table; -1 for an item without one.
+            features: Of these items; None: those that the model knows of the rows.
 
         Returns:
             Pairs of indices `[n]` in `rows_I` and vectors `[n, D]`.
@@ -149,9 +153,10 @@ class CheckpointModel:
             tables = self.partial_tables()
             self._set_tables(model, tables)
             with torch.no_grad():
-                model.items(rows_I[indices])  # records the rows of tables that it reads
+                given = {} if features is None else {"features": features.taken(indices)}
+                model.items(rows_I[indices], **given)  # records the rows of tables that it reads
                 fill_partial(tables, self.tables, self.read)
-                yield indices, model.items(rows_I[indices])
+                yield indices, model.items(rows_I[indices], **given)
 
     def _without_tables(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         prefixes = tuple(f"{path}." for path in self.paths.values())

@@ -17,8 +17,9 @@ from rayrec.data.mapping.derived.joins import write_entities
 from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
 from rayrec.dynamic_ids import IdMap
 from rayrec.dynamic_ids import export as export_ids
-from rayrec.inference import artifact, compilation, graph, processor
+from rayrec.inference import artifact, calibration, compilation, graph, processor
 from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
+from rayrec.inference.calibration import Calibration
 from rayrec.inference.checkpoint_model import CheckpointModel, Trained
 from rayrec.inference.export_options import AUTO, ExportOptions, choose_formats
 from rayrec.inference.graph import Inputs, same_with_context
@@ -101,6 +102,10 @@ class _Exporter:
     def __init__(self, trained: Trained, options: ExportOptions, scratch: Path) -> None:
         self.trained, self.options, self.scratch = trained, options, scratch
         self.model = CheckpointModel(trained)
+        self.calibration: Calibration | None = None
+        self.calibrated: dict[str, dict[str, float | None]] | None = None  # metrics before and after
+        if options.calibrate is not None and trained.inputs.query is not None:
+            raise ExportError("--calibrate: a retriever has no probabilities; leave it out")
         if options.tables == AUTO and trained.inputs.query is not None:
             raise ExportError(
                 "--tables AUTO: a format is chosen by the log loss of labels, and a retriever has none; choose fp32, "
@@ -113,7 +118,8 @@ class _Exporter:
 
     def run(self, folder: Path) -> Export:
         all_rows, auto = self.options.parity is None, self.options.tables == AUTO
-        sample, sampled = ([], False) if all_rows and not auto else self._sample()
+        calibrate = self.options.calibrate
+        sample, sampled = ([], False) if all_rows and not auto and calibrate is None else self._sample()
         partial_tables = self.model.partial_tables()
         score = self.model.score(partial_tables)
         for batch in sample:
@@ -126,6 +132,8 @@ class _Exporter:
         places, crc = write_tables(
             folder / artifact.TABLES, self.tables, formats, self.model.read, None if auto else partial_tables
         )
+        if calibrate is not None:
+            self._calibrate(calibrate, score, sample)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compilation.save_graph(program, folder / artifact.GRAPH)
         march = self.options.march
@@ -148,6 +156,7 @@ class _Exporter:
             files={},
             march=march,
             instructions=[] if march is None else processor.instructions_of(march),
+            calibration=calibrate,
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         reference = self._with_all_rows(folder, formats) if all_rows else score
@@ -222,7 +231,21 @@ class _Exporter:
         model = self.model.module()
         slots = graph.replace_collections(model, places)
         sequences = {spec["name"]: tuple(spec["ids"]) for spec in self.trained.mapping["schema"].get("sequences", ())}
-        return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
+        return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences, self.calibration)
+
+    def _calibrate(self, kind: str, score: Score, sample: Sequence[Batch]) -> None:
+        """
+        Raises:
+            ExportError: The sample has no rows.
+            ValueError: A label cannot be calibrated on the sample.
+        """
+        inputs = self.trained.inputs
+        rows = [(score(batch), batch.label, batch.weight) for batch in sample if batch.rows]
+        if not rows:
+            raise ExportError("--calibrate: the evaluation data has no rows; give rows with --data")
+        names = inputs.labels or ("label",)
+        binary = [kind == "binary" for kind in inputs.kinds or ["binary"] * len(names)]
+        self.calibration, self.calibrated = calibration.calibrated(kind, rows, names, binary)
 
     def _choose(self, partial_tables: Mapping[str, PartialTable], sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
@@ -255,8 +278,10 @@ class _Exporter:
         if self.trained.inputs.query is not None:
             parity = compare_queries(reference, score, batches, self._some_items(), limits, nbytes, sampled)
         else:
-            recorded = None if sampled else self.trained.recorded
-            parity = compare(reference, score, batches, self.trained.inputs, limits, nbytes, recorded, sampled)
+            recorded = None if sampled or self.calibration is not None else self.trained.recorded
+            trained = reference if self.calibration is None else _mapped(reference, self.calibration)
+            parity = compare(trained, score, batches, self.trained.inputs, limits, nbytes, recorded, sampled)
+            parity = replace(parity, calibration=self.calibrated)
         if parity.problems and not self.options.force:
             outputs = "scores" if self.trained.inputs.query is None else "queries"
             raise ExportError(
@@ -274,6 +299,11 @@ class _Exporter:
         assert isinstance(module, Retriever)
         rows = torch.randperm(module.num_items, generator=torch.Generator().manual_seed(0))[:PARITY_ITEMS]
         return torch.cat([vectors for _, vectors in self.model.item_vectors(rows)])
+
+
+def _mapped(score: Score, calibration: Calibration) -> Score:
+    """The calibrated scores."""
+    return lambda batch: calibration(score(batch))
 
 
 def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rayrec.inference import compilation
+from rayrec.inference import calibration, compilation
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import SAMPLE_ROWS, Score, by_label
@@ -42,6 +42,9 @@ class ExportOptions:
     """With "AUTO", the bytes of the tables as a share of fp32. None: as few as a total loss of 1e-5 nats allows."""
     parity: int | None = SAMPLE_ROWS
     """Approximate number of evaluation rows, sampled from all, to compare scores on. None: all."""
+    calibrate: str | None = None
+    """Maps the scores of binary labels, so that they match the frequencies of positives in the evaluation rows: "platt"
+    scales and shifts logits, "isotonic" fits an increasing map. None: scores as trained."""
     force: bool = False
     """Keeps an export that is outside its limits, or slower than the trained model."""
 
@@ -51,6 +54,8 @@ class ExportOptions:
         for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
             if value not in allowed:
                 raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+        if self.calibrate is not None and self.calibrate not in calibration.KINDS:
+            raise ExportError(f"--calibrate {self.calibrate}: choose one of {', '.join(calibration.KINDS)}")
         if self.parity is not None and self.parity < 1:
             raise ExportError(f"--parity {self.parity}: must be at least 1, or `all`")
         if self.march is not None and self.target != "aoti":

@@ -259,6 +259,7 @@ class Scoring(nn.Module):
         model: Takes a `Batch` and returns (loss, logits); or a `Retriever`, whose loss is removed.
         slots: The `TableBytes` of the collections.
         logit_shift: Added to every logit; corrects for negatives that training skipped.
+        calibration: Maps the logits last; None: they stay.
         sequences: Features of `Batch.sequences`, by name; of a model that is not a `Retriever`, times and numbers are
             not inputs of the function.
     """
@@ -270,8 +271,10 @@ class Scoring(nn.Module):
         inputs: Inputs,
         logit_shift: float,
         sequences: Mapping[str, tuple[str, ...]] | None = None,
+        calibration: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.calibration = calibration
         self.model, self.inputs, self.logit_shift, self.sequences = model, inputs, logit_shift, sequences or {}
         self.mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # that the model runs in
         self._slots = tuple(slots)
@@ -315,7 +318,8 @@ class Scoring(nn.Module):
         finally:
             for slot in self._slots:
                 slot.instead = None
-        return logits + self.logit_shift if self.logit_shift else logits
+        logits = logits + self.logit_shift if self.logit_shift else logits
+        return logits if self.calibration is None else self.calibration(logits)
 
 
 def output_of(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -81,6 +81,8 @@ class Parity:
         slow: A message if the export exceeds its time limit, else None.
         problems: A message for each exceeded limit of the scores.
         overlap: For queries, the share of the trained model's `OVERLAP_K` best items that they find.
+        calibration: For a calibrated export, log loss and calibration error before and after, by label. All other
+            metrics and differences are of calibrated scores of both.
     """
 
     rows: int
@@ -98,6 +100,7 @@ class Parity:
     slow: str | None = None
     problems: list[str] = field(default_factory=list)
     overlap: float | None = None
+    calibration: dict[str, dict[str, float | None]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"within_limits": not self.problems, **asdict(self)}

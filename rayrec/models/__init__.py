@@ -17,6 +17,7 @@ from rayrec.models.esmm import ESMM
 from rayrec.models.finalmlp import FinalMLP
 from rayrec.models.gdcn import GDCN
 from rayrec.models.hstu_ranker import HSTURanker
+from rayrec.models.item_features import ItemFeatures
 from rayrec.models.loss import mean_loss
 from rayrec.models.masknet import MaskNet
 from rayrec.models.next_item import hstu, sasrec
@@ -66,6 +67,7 @@ __all__ = [
     "DeepFM",
     "FinalMLP",
     "HSTURanker",
+    "ItemFeatures",
     "MaskNet",
     "Ranker",
     "Retriever",

@@ -17,7 +17,7 @@ from rayrec.models import BUILT_IN
 GIVEN = frozenset(
     {
         "self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device",
-        "attend", "loss",
+        "attend", "loss", "dense_names",
     }
 )  # fmt: skip
 Described = tuple[str, Any, Any, str]  # name, type, default (... if required), description

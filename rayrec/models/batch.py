@@ -48,6 +48,7 @@ class Prepared:
         pool_sizes: for losses that read the positives of all ranks, the number of each rank in `index["pool"]`, which
             then has those of all ranks; for in-batch losses with hard negatives, and `index` also has the distinct
             ids, "met", with their counts, "times_met". None: "pool" has this rank's.
+        numbers: float32 `[C, N]`, dense features of `drawn`; None: they have none.
     """
 
     drawn: torch.Tensor
@@ -55,6 +56,7 @@ class Prepared:
     index: Mapping[str, torch.Tensor] = field(default_factory=dict)
     widths: tuple[int, ...] = ()
     pool_sizes: tuple[int, ...] | None = None
+    numbers: torch.Tensor | None = None
 
     def map(self, function: Callable[[Any], Any]) -> Prepared:
         """The same with `function` applied to all tensors."""
@@ -63,10 +65,11 @@ class Prepared:
         packed: torch.Tensor = function(_packed(tensors))
         parts = dict(zip(names, packed.split([len(tensor) for tensor in tensors]), strict=True))
         lookup = None if self.lookup is None else function(self.lookup)
-        return replace(self, drawn=parts.pop(""), lookup=lookup, index=parts)
+        numbers = None if self.numbers is None else function(self.numbers)
+        return replace(self, drawn=parts.pop(""), lookup=lookup, index=parts, numbers=numbers)
 
     def tensors(self) -> list[torch.Tensor]:
-        return [self.drawn, *self.index.values()]
+        return [self.drawn, *self.index.values(), *([] if self.numbers is None else [self.numbers])]
 
 
 def _packed(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.models.batch import Batch, Prepared
+from rayrec.models.item_features import ItemFeatures
 from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import (
     EvalQueries,
@@ -152,7 +153,7 @@ class NextItem(Retriever):
         newest = layout.offsets[:-1] + (lengths_B - 1).clamp(min=0)
         return torch.where(lengths_B[:, None] > 0, encoded_TD[newest], 0.0)
 
-    def items(self, ids: torch.Tensor) -> torch.Tensor:
+    def items(self, ids: torch.Tensor, features: ItemFeatures | None = None) -> torch.Tensor:
         """Returns `[C, D]`."""
         return normalized(self.item_vectors(ids)[0], self.normalize)
 

@@ -7,7 +7,7 @@ the service use only these.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from rayrec.distributed import comm
 from rayrec.models.batch import Batch, Prepared
+from rayrec.models.item_features import ItemFeatures
 from rayrec.models.loss import rank_mean
 from rayrec.models.retrieval_loss import Pairs, RetrievalLoss, with_temperature
 from rayrec.modules import EmbeddingCollection
@@ -32,7 +33,8 @@ class QueryInputs:
     Args:
         features: sparse features.
         lists: times and numbers of sequences, as `sequence.name`.
-        dense: the query reads the dense features.
+        dense: the query reads dense features.
+        dense_columns: which; None: all of the batch.
         seen: the feature with the items that the answer leaves out; None: no item is left out.
     """
 
@@ -40,6 +42,7 @@ class QueryInputs:
     lists: tuple[str, ...] = ()
     dense: bool = False
     seen: str | None = None
+    dense_columns: tuple[int, ...] | None = None
 
 
 class Retriever(nn.Module, ABC):
@@ -66,14 +69,19 @@ class Retriever(nn.Module, ABC):
         self.normalize = normalize
         self.use_loss(loss)
         self.group: comm.Group = None
+        self._read_items: Callable[[], ItemFeatures] | None = None
 
     @abstractmethod
     def query(self, batch: Batch) -> torch.Tensor:
         """Returns `[B, D]`, one vector per row."""
 
     @abstractmethod
-    def items(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns vectors `[C, D]` of the items `[C]`. Collective if the table is sharded."""
+    def items(self, ids: torch.Tensor, features: ItemFeatures | None = None) -> torch.Tensor:
+        """Returns vectors `[C, D]` of the items `[C]`. Collective if the table is sharded.
+
+        Args:
+            features: of these items, for a model that reads them; None: those of `features_of`.
+        """
 
     @abstractmethod
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
@@ -98,6 +106,29 @@ class Retriever(nn.Module, ABC):
             loss: arguments of `RetrievalLoss` except `num_items`.
         """
         self.loss = RetrievalLoss(self.num_items, **with_temperature(loss, self.normalize))
+
+    @property
+    def has_item_features(self) -> bool:
+        """Whether `items` reads features of the items beside their ids."""
+        return False
+
+    def use_items(self, read: Callable[[], ItemFeatures]) -> None:
+        """Gives a model with item features those of the items in each row of the item table.
+
+        Args:
+            read: is called when they are first needed.
+        """
+        self._read_items = read
+
+    def features_of(self, items: torch.Tensor) -> ItemFeatures:
+        """Returns the features of items `[C]`, which are table rows.
+
+        Raises:
+            ValueError: `use_items` was not called.
+        """
+        if self._read_items is None:
+            raise ValueError(f"{type(self).__name__}: the features of the items are not known; call use_items first")
+        return self._read_items().taken(items.cpu()).to(items.device)
 
     def on_sharded(self, group: comm.Group) -> None:
         """Sets the ranks of the loss; called when the tables are sharded over `group`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rayrec.models.batch import Batch, Prepared
+from rayrec.models.item_features import ItemFeatures
 from rayrec.models.loss import common_dim
 from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normalized, only_table_of, small_normal
@@ -24,21 +25,26 @@ class TwoTower(Retriever):
     A feature's vector is the mean of the vectors of its ids, or zeros without ids. One table may read both the item and
     a feature of the query, for example the items liked before.
 
+    With features of its own, an item that training never saw has a vector, of its features alone.
+
     Args:
         tables: embedding tables, all with the same `embedding_dim`; the rows of the table of `item` are the items.
-        num_dense: N, dense features of the query.
-        item: the feature with one item id per row; all other features belong to the query.
+        num_dense: N, dense features.
+        item: the feature with one item id per row.
+        item_features: features of the item, sparse or dense, e.g. its category and price, which its tower reads beside
+            its id. Each is a column of `data.entities` by the item. All other features belong to the query.
         towers: layer widths of each tower, and so the width of the vectors; empty: the
             tables' own vectors, i.e. matrix factorization; the query then has one feature, which is sparse.
         normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         loss: arguments of `RetrievalLoss`.
+        dense_names: the feature of each of the N columns; needed if `item_features` has dense ones.
         device: device of the dense part.
         tables_device: device of the tables; they stay on "meta" until they are sharded.
         seed: seed of the initial weights of the tables.
 
     Raises:
-        ValueError: no table or several tables read `item`, widths of tables differ, or `towers` is empty and the query
-            is wider than an item.
+        ValueError: no table or several tables read `item`, widths of tables differ, an item feature is unknown, or
+            `towers` is empty and the query or the item is wider than a table.
     """
 
     def __init__(
@@ -47,51 +53,92 @@ class TwoTower(Retriever):
         num_dense: int,
         *,
         item: str,
+        item_features: Sequence[str] = (),
         towers: Sequence[int] = (64, 32),
         normalize: bool = True,
         loss: dict[str, Any] | None = None,
+        dense_names: Sequence[str] = (),
         device: torch.device | str | None = None,
         tables_device: torch.device | str | None = "meta",
         seed: int | None = None,
     ) -> None:
         num_items = only_table_of(item, tables).num_embeddings
         features = [name for table in tables for name in table.feature_names]
-        reads = QueryInputs(tuple(name for name in features if name != item), dense=num_dense > 0)
+        known = {*features, *dense_names} - {item}
+        for name in item_features:
+            if name not in known:
+                raise ValueError(f"two_tower: item_features has {name!r}; the features are {', '.join(sorted(known))}")
+        own = tuple(name for name in features if name in item_features)
+        of_item = [position for position, name in enumerate(dense_names) if name in item_features]
+        of_query = [position for position in range(num_dense) if position not in of_item]
+        query_features = tuple(name for name in features if name != item and name not in own)
+        reads = QueryInputs(query_features, dense=bool(of_query), dense_columns=tuple(of_query) if of_item else None)
         super().__init__(num_items, item, reads, {"kind": "in_batch", **(loss or {})}, normalize)
         dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
-        self.features = features
+        self.features, self.own_features = features, own
         copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
-        width = dim * (len(self.features) - 1) + num_dense
+        width = dim * len(query_features) + len(of_query)
         if not towers and width != dim:
             raise ValueError(
                 f"two_tower: towers=[] compares the tables' vectors of width {dim}, but the query has {width} numbers "
-                f"(sparse features {', '.join(reads.features) or 'none'}; {num_dense} dense); give it one sparse "
+                f"(sparse features {', '.join(reads.features) or 'none'}; {len(of_query)} dense); give it one sparse "
                 "feature, or set towers"
             )
+        if not towers and item_features:
+            raise ValueError("two_tower: towers=[] compares the tables' vectors; set towers to use item_features")
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)
-        self.item_tower = MLP(dim, list(towers), activation_on_last=False, device=device)
+        item_width = dim * (1 + len(own)) + len(of_item)
+        self.item_tower = MLP(item_width, list(towers), activation_on_last=False, device=device)
+        self._of_item: torch.Tensor  # columns of the batch's dense part
+        self._of_query: torch.Tensor
+        self.register_buffer("_of_item", torch.tensor(of_item, dtype=torch.int64, device=device), persistent=False)
+        self.register_buffer("_of_query", torch.tensor(of_query, dtype=torch.int64, device=device), persistent=False)
 
-    def _lookup(self, sparse: KeyedJaggedTensor | None, items: torch.Tensor) -> KeyedJaggedTensor:
-        """Returns the input of the tables: `items` follow the ids of the item feature, which requests lack."""
-        keys = () if sparse is None else sparse.keys()
-        ids = [sparse[name].values() if name in keys else items.new_empty(0) for name in self.features]  # type: ignore[index]
-        ids[self.features.index(self.item)] = torch.cat([ids[self.features.index(self.item)], items])
-        counts = [len(tensor) for tensor in ids]
-        lengths = torch.tensor(counts, device=items.device)
-        return KeyedJaggedTensor(self.features, torch.cat(ids), lengths=lengths, length_per_key=counts)
+    def _lookup(self, ids: Mapping[str, Sequence[torch.Tensor]], like: torch.Tensor) -> KeyedJaggedTensor:
+        """Returns the input of the tables: the ids of each feature, one after the other; by default none.
+
+        Args:
+            like: ids on the device of the input.
+        """
+        values = [torch.cat([like[:0], *ids.get(name, ())]) for name in self.features]
+        counts = [len(tensor) for tensor in values]
+        lengths = torch.tensor(counts, device=like.device)
+        return KeyedJaggedTensor(self.features, torch.cat(values), lengths=lengths, length_per_key=counts)
 
     def _vectors(self, lookup: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
         """Returns the vectors of the ids of each feature."""
         return {name: jagged.values() for name, jagged in self.embeddings(lookup).items()}
 
     def _queries(self, batch: Batch, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
-        columns = [batch.dense]
-        for name in self.features:
-            if name != self.item:
-                lengths = batch.sparse[name].lengths().long()
-                columns.append(pool_mean(vectors[name], lengths))
+        """Returns `[B, D]`; the dense part of the batch may be that of the query alone, as in a request."""
+        dense = batch.dense
+        if len(self._of_item) and dense.shape[1] > len(self._of_query):
+            dense = dense.index_select(1, self._of_query)
+        columns = [dense]
+        for name in self.reads.features:
+            columns.append(pool_mean(vectors[name], batch.sparse[name].lengths().long()))
         return normalized(self.query_tower(torch.cat(columns, dim=1)), self.normalize)
+
+    def _items(
+        self,
+        of_ids: torch.Tensor,
+        vectors: Mapping[str, torch.Tensor],
+        lengths: Mapping[str, torch.Tensor],
+        dense: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Returns `[C, D]`.
+
+        Args:
+            of_ids: `[C, dim]`, the vectors of the items' ids.
+            vectors: of the ids of each own feature.
+            lengths: `[C]`, of each own feature.
+            dense: `[C, n]`, None if the items have no dense feature.
+        """
+        columns = [of_ids, *(pool_mean(vectors[name], lengths[name]) for name in self.own_features)]
+        if dense is not None:
+            columns.append(dense)
+        return normalized(self.item_tower(torch.cat(columns, dim=1)), self.normalize)
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
         prepared = self._prepared(batch, drawn) if batch.prepared is None else batch.prepared
@@ -103,7 +150,14 @@ class TwoTower(Retriever):
             raise ValueError(
                 f"two_tower: feature {self.item!r} has {len(ids)} ids in {batch.rows} rows; it needs one id per row"
             )
-        items = normalized(self.item_tower(vectors[self.item]), self.normalize)
+        lengths = {
+            name: torch.cat([batch.sparse[name].lengths().long(), prepared.index[_lengths_of(name)]])
+            for name in self.own_features
+        }
+        dense = None
+        if prepared.numbers is not None:
+            dense = torch.cat([batch.dense.index_select(1, self._of_item), prepared.numbers])
+        items = self._items(vectors[self.item], vectors, lengths, dense)
         hard = (ids[negative], items[: batch.rows][negative]) if self.loss.hard_negatives else None
         return Pairs(
             query=self._queries(batch, vectors)[positive],
@@ -121,16 +175,42 @@ class TwoTower(Retriever):
             ids, negative = batch.sparse[self.item].values(), index["negative"]
             pool = [ids[index["positive"]], *([ids[negative]] if self.loss.hard_negatives else [])]
             index["pool"] = torch.cat(pool)
-        return Prepared(drawn=drawn, lookup=self._lookup(batch.sparse, drawn), index=index)
+        looked_up = {name: [batch.sparse[name].values()] for name in self.features}
+        looked_up[self.item].append(drawn)
+        numbers = None
+        if self.has_item_features:
+            features = self.features_of(drawn)
+            for name in self.own_features:
+                values, offsets = features.ids[name]
+                looked_up[name].append(values)
+                index[_lengths_of(name)] = offsets.diff()
+            numbers = features.dense if len(self._of_item) else None
+        return Prepared(drawn=drawn, lookup=self._lookup(looked_up, drawn), index=index, numbers=numbers)
 
     def query(self, batch: Batch) -> torch.Tensor:
         if torch.compiler.is_exporting():
             return self._queries(batch, self._vectors(batch.sparse))
-        no_items = torch.empty(0, dtype=torch.int64, device=batch.label.device)
-        return self._queries(batch, self._vectors(self._lookup(batch.sparse, no_items)))
+        looked_up = {name: [batch.sparse[name].values()] for name in self.reads.features}
+        like = torch.empty(0, dtype=torch.int64, device=batch.label.device)
+        return self._queries(batch, self._vectors(self._lookup(looked_up, like)))
 
-    def items(self, ids: torch.Tensor) -> torch.Tensor:
-        return normalized(self.item_tower(self._vectors(self._lookup(None, ids))[self.item]), self.normalize)
+    @property
+    def has_item_features(self) -> bool:
+        return bool(self.own_features) or len(self._of_item) > 0
+
+    def items(self, ids: torch.Tensor, features: ItemFeatures | None = None) -> torch.Tensor:
+        """Returns `[C, D]`; the id -1 is of an item without a table row, which has a vector of its features alone."""
+        has_row = ids >= 0
+        looked_up, lengths, dense = {self.item: [ids[has_row]]}, dict[str, torch.Tensor](), None
+        if self.has_item_features:
+            features = self.features_of(ids) if features is None else features.to(ids.device)
+            for name in self.own_features:
+                values, offsets = features.ids[name]
+                looked_up[name], lengths[name] = [values], offsets.diff()
+            dense = features.dense if len(self._of_item) else None
+        vectors = self._vectors(self._lookup(looked_up, ids))
+        of_ids = vectors[self.item].new_zeros(len(ids), vectors[self.item].shape[1])
+        return self._items(of_ids.index_put((has_row,), vectors[self.item]), vectors, lengths, dense)
 
     def positives(self, batch: Batch) -> torch.Tensor:
         return batch.sparse[self.item].values()[batch.label > 0]
@@ -142,3 +222,8 @@ class TwoTower(Retriever):
         """Returns a query per positive pair; the ranking leaves no item out."""
         rows = (batch.label > 0).nonzero().flatten()
         return EvalQueries(self.query(batch)[rows], self.positives(batch), rows=rows)
+
+
+def _lengths_of(feature: str) -> str:
+    """Name in `Prepared.index` of the number of ids that each drawn item has in a feature."""
+    return f"lengths of {feature}"

@@ -37,6 +37,9 @@ class Lookup(nn.Module):
     rank of the sample. So one sharded table serves both, under any plan, in checkpoints and exports. The other tables
     are in an `EmbeddingBagCollection`, which exchanges only pooled vectors.
 
+    An `EmbeddingCollection` has one width, as TorchRec's, so there is one for each width of tables that sequences read,
+    and a step has the collectives of each: give these tables one `embedding_dim`.
+
     Args:
         tables: The tables. `pooling` applies to features that are not in `by_id`.
         by_id: The features that need the vector of each id.

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from rayrec.data import DataError, Mapping
-from rayrec.inference import ExportOptions, Model
+from rayrec.inference import ExportError, ExportOptions, Model
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import export_run, write_report
-from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores, write_config
+from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, command, train, trainer_scores, write_config
 from tests.ranks import Ranks
 from tests.train import small
 
@@ -154,12 +154,44 @@ def test_a_users_own_model_of_sequences_scores_to_the_last_bit_as_an_export_of_f
 
 def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> None:
     run = train(tmp_path, **TWO_LABELS)
+    options = ExportOptions(tables="AUTO", budget=0.5, calibrate="platt", force=True)
+    assert {*(export_run(run, tmp_path / "calibrated", options).parity.calibration or {})} == {"click", "like"}
     made = export_run(run, tmp_path / "model", ExportOptions(tables="AUTO", budget=0.5, force=True))
     assert made.parity.bytes["tables"] <= 0.5 * made.parity.bytes["fp32"] + 64 * 3
     model = Model(made.folder)
     assert model.labels == ("click", "like")
     assert set(made.parity.exported["tasks"]) == {"click", "like"}
     assert_scores_equal(model, run, atol=0.2)
+
+
+@pytest.mark.parametrize("kind", ["platt", "isotonic"])
+def test_calibrated_scores_match_the_frequencies_of_rows_and_keep_their_order(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
+    """On rows with a third of the positives of the run's."""
+    shutil.copytree(run.parents[1] / "eval", tmp_path / "rows")
+    for file in (tmp_path / "rows").glob("*.parquet"):
+        rows = pq.read_table(file)
+        label = [int(value and number % 3 == 0) for number, value in enumerate(rows.column("label").to_pylist())]
+        rows = rows.set_column(
+            rows.column_names.index("label"), "label", pa.array(label, rows.schema.field("label").type)
+        )
+        pq.write_table(rows, file)
+    said = command("export", run, tmp_path / "model", "--calibrate", kind, "--data", tmp_path / "rows")
+    assert f"calibrated label ({kind}): log loss " in said
+    model = Model(tmp_path / "model")
+    assert model.index.calibration == kind and model.parity()["within_limits"]
+    changes = model.parity()["calibration"]["label"]
+    assert changes["logloss_after"] < changes["logloss_before"] and changes["ece_after"] < changes["ece_before"] / 2
+    (batch, trained), *_ = trainer_scores(run)
+    logits = model.score(batch)
+    assert torch.equal(logits.argsort(), trained.argsort()) and not torch.allclose(logits, trained, atol=0.1)
+    assert model.parity()["exported"]["calibration"] == pytest.approx(1, abs=0.02)
+    if kind == "platt":
+        scale = (logits[1:] - logits[0]) / (trained[1:] - trained[0])
+        torch.testing.assert_close(scale, scale[:1].expand_as(scale), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ExportError, match="--calibrate plat: choose one of platt, isotonic"):
+        ExportOptions(calibrate="plat")
 
 
 def test_a_model_trained_with_the_pairwise_loss(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, EmbOptimType, ShardingEnv, comm
-from rayrec.models import Batch, TwoTower, hstu, sasrec
+from rayrec.models import Batch, ItemFeatures, TwoTower, hstu, sasrec
 from rayrec.models.corpus import Corpus
 from rayrec.models.next_item import NextItem
 from rayrec.models.retrieval_loss import LOSSES, Pairs, RetrievalLoss
@@ -335,27 +335,45 @@ def test_wrong_settings_are_named() -> None:
             RetrievalLoss(ITEMS, **settings)
 
 
+CATEGORIES = [[item % 3, 3 + item % 2][: item % 3] for item in range(ITEMS)]
+PRICES = torch.arange(ITEMS).float().cos()
+
+
 def towers_batch(rows: slice) -> Batch:
-    """Users' lists, items, and labels of which some are 0."""
+    """Users' lists, items with categories, and labels of which some are 0; the last number is the item's price."""
     generator = torch.Generator().manual_seed(5)
     lists = [torch.randint(0, 9, (size,), generator=generator).tolist() for size in (2, 0, 3, 1, 0, 4, 1)][rows]
     items = torch.randint(0, ITEMS, (7,), generator=generator).tolist()[rows]
-    dense = torch.randn(7, 2, generator=generator)[rows]
-    ids = torch.tensor([i for one in lists for i in one] + items, dtype=torch.int64)
-    lengths = torch.tensor([len(one) for one in lists] + [1] * len(items), dtype=torch.int64)
+    dense = torch.cat([torch.randn(7, 2, generator=generator)[rows], PRICES[items][:, None]], dim=1)
+    categories = [CATEGORIES[item] for item in items]
+    columns = [*lists, *([item] for item in items), *categories]
+    ids = torch.tensor([i for one in columns for i in one], dtype=torch.int64)
+    lengths = torch.tensor([len(one) for one in columns], dtype=torch.int64)
     labels = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0])[rows]
-    return Batch(dense, KeyedJaggedTensor(["genre", "item"], ids, lengths=lengths), labels)
+    return Batch(dense, KeyedJaggedTensor(["genre", "item", "category"], ids, lengths=lengths), labels)
 
 
-def two_tower() -> TwoTower:
+def two_tower(own: bool = False) -> TwoTower:
+    """
+    Args:
+        own: Category and price are features of the item, not of the query. The category shares the query's table.
+    """
     torch.manual_seed(2)
-    genre = EmbeddingConfig(num_embeddings=9, embedding_dim=DIM, name="genre", feature_names=["genre"], init_fn=_normal)
-    return TwoTower([genre, *tables()], 2, item="item", towers=[8, 4], tables_device="cpu", seed=1,
-                    loss={"kind": "mixed", "negatives": NEGATIVES, "counts": counts()})  # fmt: skip
+    genre = EmbeddingConfig(
+        num_embeddings=9, embedding_dim=DIM, name="genre", feature_names=["genre", "category"], init_fn=_normal
+    )
+    model = TwoTower([genre, *tables()], 3, item="item", towers=[8, 4], tables_device="cpu", seed=1,
+                     item_features=["category", "price"] if own else [], dense_names=["age", "age", "price"],
+                     loss={"kind": "mixed", "negatives": NEGATIVES, "counts": counts()})  # fmt: skip
+    if own:
+        offsets = torch.tensor([0, *map(len, CATEGORIES)]).cumsum(0)
+        ids = torch.tensor([id for one in CATEGORIES for id in one])
+        model.use_items(lambda: ItemFeatures(PRICES[:, None], {"category": (ids, offsets)}))
+    return model
 
 
-def tower_gradients(group: dist.ProcessGroup | None) -> list[torch.Tensor]:
-    model, sizes = two_tower(), SPLITS[1 if group is None else group.size()]
+def tower_gradients(group: dist.ProcessGroup | None, own: bool = False) -> list[torch.Tensor]:
+    model, sizes = two_tower(own), SPLITS[1 if group is None else group.size()]
     model.on_sharded(group)
     rank = 0 if group is None else group.rank()
     start = sum(sizes[:rank])
@@ -364,16 +382,35 @@ def tower_gradients(group: dist.ProcessGroup | None) -> list[torch.Tensor]:
     return [comm.all_reduce(p.grad.clone(), group) for p in model.parameters()]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_two_towers_are_one_function_on_any_number_of_ranks(size: int) -> None:
-    want = tower_gradients(None)
+@pytest.mark.parametrize(("size", "own"), [(2, True), (3, False)])
+def test_two_towers_are_one_function_on_any_number_of_ranks(size: int, own: bool) -> None:
+    want = tower_gradients(None, own)
     assert all(grad.any() for grad in want)
-    for found in on_ranks(size, tower_gradients):
+    for found in on_ranks(size, tower_gradients, own):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
 
 
+def test_an_item_has_one_vector_wherever_its_features_come_from() -> None:
+    """From its row, from those of the model's items, or given; an item without a row is found by features alone."""
+    model, batch = two_tower(own=True), towers_batch(slice(None))
+    drawn = torch.tensor([4, 0, 7, 7])
+    pairs = model.pairs(batch, drawn)
+    torch.testing.assert_close(pairs.items, model.items(pairs.ids))
+    torch.testing.assert_close(pairs.drawn, model.items(drawn))
+    features = model.features_of(torch.tensor([5, 6]))
+    of_5, of_6 = model.items(torch.tensor([5, -1]), features)
+    torch.testing.assert_close(of_5, model.items(torch.tensor([5]))[0])
+    with torch.no_grad():
+        model.embeddings.embeddings["item"].weight[6] = 0
+    torch.testing.assert_close(of_6, model.items(torch.tensor([6]))[0])
+    query = model.query(batch)
+    torch.testing.assert_close(query, model.query(replace(batch, dense=batch.dense[:, :2])))
+    changed = replace(batch, dense=batch.dense + torch.tensor([0.0, 0.0, 1.0]))
+    assert torch.equal(query, model.query(changed)) and not torch.equal(pairs.items, model.pairs(changed, drawn).items)
+
+
 def test_towers_pool_by_mean_and_score_items_alike() -> None:
-    model, batch_of_users = two_tower().eval(), towers_batch(slice(0, 7))
+    model, batch_of_users = two_tower(own=True).eval(), towers_batch(slice(0, 7))
     pairs = model.pairs(batch_of_users, torch.tensor([3]))
     chosen = batch_of_users.label > 0
     assert torch.equal(pairs.ids, batch_of_users.sparse["item"].values()[chosen])
@@ -384,10 +421,12 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
     ids, offsets = batch_of_users.sparse["genre"].values(), batch_of_users.sparse["genre"].offsets().tolist()
     for row, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
         mean = genres[ids[start:stop]].mean(0) if stop > start else torch.zeros(DIM)
-        want = model.query_tower(torch.cat([batch_of_users.dense[row], mean])[None])
+        want = model.query_tower(torch.cat([batch_of_users.dense[row, :2], mean])[None])
         torch.testing.assert_close(model.query(batch_of_users)[row], torch.nn.functional.normalize(want)[0])
     with pytest.raises(ValueError, match="feature 'film' is read by 0 tables"):
         TwoTower(tables(), 0, item="film")
+    with pytest.raises(ValueError, match="item_features has 'colour'"):
+        TwoTower(tables(), 0, item="item", item_features=["colour"])
 
 
 def test_one_temperature_for_vectors_of_length_1_in_all_models() -> None:
@@ -528,7 +567,7 @@ def test_hard_negatives_are_candidates_of_all_rows() -> None:
     rows = towers_batch(slice(0, 7))
     genre = EmbeddingConfig(num_embeddings=9, embedding_dim=DIM, name="genre", feature_names=["genre"], init_fn=_normal)
     settings = {"kind": "in_batch", "counts": counts(), "hard_negatives": True}
-    model = TwoTower([genre, *tables()], 2, item="item", towers=[8, 4], tables_device="cpu", seed=1, loss=settings)
+    model = TwoTower([genre, *tables()], 3, item="item", towers=[8, 4], tables_device="cpu", seed=1, loss=settings)
     ids, positive = rows.sparse["item"].values(), rows.label > 0
     assert torch.equal(model.candidates(rows), ids) and torch.equal(model.positives(rows), ids[positive])
     query, items = model.query(rows).detach() / 0.05, model.items(ids).detach()

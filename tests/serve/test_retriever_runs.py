@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,7 @@ from rayrec.inference import ExportError, ExportOptions, ItemIndex, Search, Tuni
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.models.next_item import NextItem
 from rayrec.serve import App, RequestError, Retrieval, Service
-from rayrec.train import Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
+from rayrec.train import ConfigError, Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
 from tests.inference.runs import command, trained_batches
 from tests.serve.server import Server
 from tests.serve.test_retrieval import values
@@ -261,6 +262,128 @@ def test_items_are_appended_without_training(trained: Path, indexed: Path, tmp_p
     assert new.ids_of(found) == [[1000]]
     with pytest.raises(ExportError, match="comes twice"):
         new.extended(tmp_path / "twice", vectors, more.select(["sku", "shop"]))
+
+
+KINDS, KNOWN, NEW = 8, 32, 8
+
+
+def catalog(numbers: range, key: str) -> pa.Table:
+    """Items with a category, which users have a taste for, and a price."""
+    rows = {
+        key: [f"film-{n}" for n in numbers],
+        "category": [n % KINDS for n in numbers],
+        "cost": [n / 9 for n in numbers],
+    }
+    return pa.table(rows | {"shop": [n % 3 for n in numbers]})
+
+
+def config_with_features(root: Path) -> dict[str, Any]:
+    """Two towers with features of the items, in `items/`; the vocabulary lacks the new ones."""
+    raw = raw_config(root, "two_tower")
+    raw["data"]["entities"] = {"movie": {"path": str(root / "items"), "key": "id", "valid_from": "since", "at": "time"}}
+    vocabulary = {"kind": "vocabulary", "path": str(root / "vocabulary.parquet")}
+    raw["schema"] = {
+        "label": {"column": "label"},
+        "dense": [{"name": "cost", "from": "movie.cost", "by": "film"}, {"name": "age"}],
+        "sparse": [
+            {"name": "taste"},
+            {"name": "film", "mapping": vocabulary},
+            {"name": "category", "from": "movie.category", "by": "film"},
+        ],
+    }
+    rows = {"taste": KINDS, "film": KNOWN + 1, "category": KINDS}
+    raw["tables"] = [{"name": name, "rows": count, "dim": 8, "features": [name]} for name, count in rows.items()]
+    raw["model"] = {
+        "name": "two_tower",
+        "args": {"item": "film", "item_features": ["category", "cost"], "towers": [16]},
+    }
+    raw["model"]["loss"] = {"kind": "mixed", "negatives": 16}
+    raw["trainer"]["epochs"] = 6
+    return raw
+
+
+def versions(numbers: range) -> pa.Table:
+    """The catalog as a table of entities, which had other prices before."""
+    newest = catalog(numbers, "id").append_column("since", pa.array([500] * len(numbers)))
+    older = newest.to_pydict() | {"cost": [9.0] * len(numbers), "since": [0] * len(numbers)}
+    return pa.concat_tables([newest, pa.table(older)])
+
+
+@pytest.fixture(scope="module")
+def with_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("with_features")
+    (root / "items").mkdir()
+    pq.write_table(versions(range(KNOWN)), root / "items" / "0.parquet")
+    pq.write_table(pa.table({"id": [f"film-{n}" for n in range(KNOWN)]}), root / "vocabulary.parquet")
+    for part, rows, seed in (("train", 600, 0), ("eval", 64, 1)):
+        random = np.random.default_rng(seed)
+        taste = random.integers(0, KINDS, rows)
+        films = taste + KINDS * random.integers(0, KNOWN // KINDS, rows)
+        columns = {
+            "taste": taste,
+            "film": [f"film-{n}" for n in films],
+            "age": random.random(rows),
+            "time": [900] * rows,
+            "label": [1] * rows,
+        }
+        (root / part).mkdir()
+        pq.write_table(pa.table(columns), root / part / "0.parquet", row_group_size=64)
+    return Path(Trainer(parse_config(config_with_features(root))).fit().folder)
+
+
+def test_an_item_that_training_never_saw_is_found_by_its_features(with_features: Path, tmp_path: Path) -> None:
+    root = with_features.parents[1]
+    items = pa.concat_tables(
+        [catalog(range(KNOWN + NEW), "sku"), pa.table({"sku": ["film-x"]})], promote_options="default"
+    )
+    pq.write_table(catalog(range(KNOWN + NEW), "sku"), tmp_path / "items.parquet")
+    said = command("index", with_features, tmp_path / "index", "--items", tmp_path / "items.parquet", "--id", "sku")
+    assert "100.0% of the 10 best items are the same" in said and "left out" not in said
+    body = {"queries": [{"row": {"taste": taste, "age": 0.5}} for taste in range(KINDS)], "k": KNOWN // KINDS + 1}
+    results = json.loads(Retrieval(tmp_path / "index").answer(json.dumps(body).encode()))["results"]
+    for taste, result in enumerate(results):
+        assert f"film-{KNOWN + taste}" in result["ids"], results
+
+    # The features may also come from the run's table, to which they were added; of other items, nothing is known.
+    pq.write_table(versions(range(KNOWN, KNOWN + NEW)), root / "items" / "new.parquet")
+    try:
+        pq.write_table(items.select(["sku", "shop"]), tmp_path / "ids.parquet")
+        again = index_run(
+            with_features, tmp_path / "again", str(tmp_path / "ids.parquet"), "sku", tower=tmp_path / "index"
+        )
+    finally:
+        (root / "items" / "new.parquet").unlink()
+    assert again.index.search is not None and again.index.search.left_out == 1
+    torch.testing.assert_close(ItemIndex(tmp_path / "again").vectors, ItemIndex(tmp_path / "index").vectors)
+    with pytest.raises(TrainError, match="has the features category, cost"):
+        pq.write_table(pa.table({"sku": ["film-x"]}), tmp_path / "x.parquet")
+        index_run(with_features, tmp_path / "x", str(tmp_path / "x.parquet"), "sku", tower=tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"item_features": ["categry"]}, "no feature is named 'categry'.*did you mean 'category'"),
+        ({"item_features": ["age"]}, "'age' reads the column 'age' of the rows.*`from: TABLE.COLUMN` and `by: film`"),
+        ({"item_features": ["category"], "mapping": {"kind": "dynamic"}}, "item 'film' has dynamic ids"),
+    ],
+)
+def test_features_that_an_item_has_only_in_rows_are_refused(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    raw = config_with_features(tmp_path)
+    raw["model"]["args"]["item_features"] = changes["item_features"]
+    raw["schema"]["sparse"][1]["mapping"] = changes.get("mapping", {"kind": "identity"})
+    with pytest.raises(ConfigError, match=f"model.args.item_features: {problem}"):
+        parse_config(raw)
+
+
+def test_a_query_does_not_read_the_item(tmp_path: Path) -> None:
+    raw = config_with_features(tmp_path)
+    raw["model"]["args"]["item_features"] = ["cost"]
+    raw["schema"]["sparse"][1]["mapping"] = {"kind": "identity"}
+    with pytest.raises(TrainError, match="feature 'category' reads the item's column 'film', which the query"):
+        Trainer(parse_config(raw)).fit()
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,11 @@ class EntityTable:
         events += np.arange(len(events))
         return events, offsets
 
+    def has(self, keys: I64 | pa.Array) -> Mask:
+        """[n], whether the table has each key, as in `versions`, at any time."""
+        first, end = self._of_keys(keys)
+        return first < end
+
     def _of_keys(self, keys: I64 | pa.Array) -> tuple[I64, I64]:
         """The range of each key's versions; empty for unknown keys."""
         found = self.keys.find(keys)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Strict
-from rayrec.data.mapping.derived.specs import Derived, Events, check_order, needed, sources
+from rayrec.data.mapping.derived.specs import Derived, Entity, Events, check_order, needed, sources
 from rayrec.data.mapping.rules import Dynamic, Hash, Identity, IdMapping, LabelKind, LabelRule
 from rayrec.data.mapping.sequences import SequenceColumns, SequenceValues
 from rayrec.data.mapping.transforms import Transform
@@ -398,6 +398,14 @@ class Schema(Strict):
     def sources(self, feature: _Feature) -> list[str]:
         """The Parquet columns that a feature depends on."""
         return sources(self.derived, _columns_of(feature))
+
+    def sources_beside_times(self, feature: _Feature) -> list[str]:
+        """As `sources`, without the times that select versions of entities, unless something else reads them."""
+        timeless = [
+            spec.model_copy(update={"valid_from": None, "at": None}) if isinstance(spec, Entity) else spec
+            for spec in self.derived
+        ]
+        return sources(timeless, _columns_of(feature))
 
     def sources_of_values(self, sequence: SequenceColumns) -> set[str]:
         """The Parquet columns that the times and numbers of a sequence depend on."""

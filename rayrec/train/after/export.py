@@ -221,18 +221,23 @@ def _for_queries(trained: Trained, reads: QueryInputs) -> Trained:
         if set(sequence["ids"]) & set(reads.features)
     ]
     sparse = [feature for feature in raw["sparse"] if feature["name"] in reads.features]
-    schema = {**raw, "sparse": sparse, "sequences": sequences, "dense": raw["dense"] if reads.dense else []}
+    widths = [feature.get("width", 1) for feature in raw["dense"]]
+    read = range(sum(widths)) if reads.dense_columns is None else reads.dense_columns
+    columns = [*read] if reads.dense else []
+    firsts = [sum(widths[:number]) for number in range(len(widths))]
+    dense = [feature for feature, first in zip(raw["dense"], firsts, strict=True) if first in columns]
+    schema = {**raw, "sparse": sparse, "sequences": sequences, "dense": dense}
     keys = tuple(key for key in trained.inputs.keys if key in reads.features)
 
     def batches(rows: int | None = None) -> Iterator[Batch]:
         for batch in trained.batches(rows):
-            yield batch if reads.dense else replace(batch, dense=batch.dense[:, :0])
+            yield replace(batch, dense=batch.dense[:, columns])
 
     return replace(
         trained,
         inputs=Inputs(
             keys=keys,
-            num_dense=trained.inputs.num_dense if reads.dense else 0,
+            num_dense=len(columns),
             labels=None,
             weighted=trained.inputs.weighted and any(feature["kind"] == "weighted_id_list" for feature in sparse),
             query=QueryOutput(seen=reads.seen),

@@ -15,7 +15,7 @@ from rayrec._runtime.strict import refusal
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
-from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.source.dataset import data_sets
 from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
@@ -136,10 +136,12 @@ READ_A_HISTORY_ONLY = frozenset({"sasrec", "hstu"})
 
 
 def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> str | None:
-    """What the config has and the model would not read, with the fix; None if there is nothing.
+    """What the config has and the model would not read, or must not read, with the fix; None if there is nothing.
 
     It is not a check of each config, as earlier versions trained such runs, which can still be evaluated and served.
     """
+    if model.name == "two_tower":
+        return _query_that_reads_the_item(model, schema)
     if model.name not in READ_A_HISTORY_ONLY:
         return None
     history, side = model.args["history"], model.args.get("side", [])
@@ -154,6 +156,49 @@ def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Sch
     if schema.num_dense:
         return f"schema.dense: {subject}; remove this section"
     return None
+
+
+def _query_that_reads_the_item(model: ModelConfig, schema: Schema) -> str | None:
+    """A query that knew features of the item would know the answer, and no request has them."""
+    item = next((one for one in schema.sparse if one.name == model.args["item"]), None)
+    if item is None:
+        return None  # the model names it
+    every: list[DenseFeature | SparseFeature] = [*schema.dense, *schema.sparse]
+    for feature in every:
+        if feature.name in (item.name, *model.args.get("item_features", ())):
+            continue
+        if item.column in schema.sources_beside_times(feature):
+            return (
+                f"model.args.item_features: feature {feature.name!r} reads the item's column {item.column!r}, "
+                "which the query of model two_tower must not know; add it to item_features, or remove it"
+            )
+    return None
+
+
+def check_item_features(model: ModelConfig, schema: Schema) -> None:
+    """Item features are those of the item in any row, so that items without a row have them, too."""
+    names = model.args.get("item_features") if model.name == "two_tower" else None
+    if not names:
+        return
+    every: list[DenseFeature | SparseFeature] = [*schema.dense, *schema.sparse]
+    features = {one.name: one for one in every}
+    item = features.get(str(model.args["item"]))
+    if item is None:
+        return  # the model names it
+    if item.name in schema.dynamic:
+        raise refusal("model.args.item_features", f"item {item.name!r} has dynamic ids, whose rows change owners")
+    derived = {spec.name: spec for spec in schema.derived}
+    for name in names:
+        if name not in features or name == item.name:
+            known = [feature for feature in features if feature != item.name]
+            raise refusal("model.args.item_features", f"no feature is named {name!r}{suggestion(name, known)}")
+        for column in schema.sources_beside_times(features[name]):
+            if column != item.column or column in derived:
+                raise refusal(
+                    "model.args.item_features",
+                    f"{name!r} reads the column {column!r} of the rows; items need it without a row: list them in "
+                    f"data.entities, and read it with `from: TABLE.COLUMN` and `by: {item.column}`",
+                )
 
 
 def check_esmm(model: ModelConfig, schema: Schema) -> None:

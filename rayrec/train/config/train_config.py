@@ -68,6 +68,7 @@ class TrainConfig(Section):
         checks.check_attention(self.model, self.data_schema)
         checks.check_numbers(self.model, self.data_schema)
         checks.check_dlrm(self.model, self.tables, self.data_schema)
+        checks.check_item_features(self.model, self.data_schema)
         checks.check_esmm(self.model, self.data_schema)
         checks.check_loss(self.model, self.data_schema)
         checks.check_named_tables("optimizers.tables", self.optimizers.tables, self.tables)

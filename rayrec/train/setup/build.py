@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.setup.dynamic_ids import map_bytes
+from rayrec.train.setup.item_features import read_item_features
 from rayrec.train.setup.row_loads import row_loads
 
 Factory = Callable[..., nn.Module]
@@ -103,6 +105,8 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
         extra["task_weights"] = [1.0] * 3  # its three outputs
     elif "number" in schema.label_kinds:
         extra["label_kinds"] = list(schema.label_kinds)
+    if "dense_names" in inspect.signature(make).parameters:
+        extra["dense_names"] = [feature.name for feature in schema.dense for _ in range(feature.width)]
     try:
         module = make(
             tables=tables(config),
@@ -115,6 +119,9 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
         raise TrainError(f"model.args: {subject} does not accept them: {error}") from error
     if not isinstance(module, nn.Module):
         raise TrainError(f"{subject} returned {type(module).__name__}; an nn.Module is needed")
+    if isinstance(module, Retriever) and module.has_item_features:
+        names = config.model.args["item_features"]
+        module.use_items(partial(read_item_features, config, module.item, names, module.num_items))
     _set_loss(config, module)
     _check_frozen(config, module)
     return module
