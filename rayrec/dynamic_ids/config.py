@@ -32,7 +32,7 @@ class DynamicIds:
         ttl_s: An id that was not looked up for more than this many seconds of event time loses its row. None: never.
         min_count: Number of lookups after which an id is admitted to a row of its own, at most 255.
         probability: Each lookup admits an id with this probability. Needs no memory for ids that wait.
-        fallback: Share of rows that ids without a row of their own share by hash. A bucket has at least one.
+        fallback: Share of rows that ids without a row of their own share by hash. A bucket of 64 has at least one.
         seed: Seed of admission at random.
 
     Raises:
@@ -45,7 +45,7 @@ class DynamicIds:
     ttl_s: int | None = None
     min_count: int = 1
     probability: float = 1.0
-    fallback: float = 0.1
+    fallback: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
