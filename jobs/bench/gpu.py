@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from dynamic_ids import learner_and_steps
+from dynamic_ids import dlrm as dynamic_dlrm
 from harness import arguments, in_turns, machine, medians, paired_ratio, print_json, require
 from hstu_ranker import forms
 from packages import Arrays, Tables, batches, dlrm, dlrm_step, sharded
@@ -212,7 +212,8 @@ def dynamic(device: torch.device, options: argparse.Namespace) -> list[Row]:
     table_rows = min(options.rows, 200_000)
     for ids in (1, 20):
         batch = max(16, options.batch // (4 * ids))
-        made = {kind: learner_and_steps(kind, ids, table_rows, str(device), batch) for kind in ("dynamic", "hash")}
+        case = dynamic_dlrm(ids, table_rows, batch)
+        made = {kind: case.steps(kind, str(device)) for kind in ("dynamic", "hash")}
         times = in_turns({kind: partial(seconds, step, device, 4) for kind, step in made.items()}, 5, warmup=2)
         label = f"step of 26 tables, {ids} ids a bag, batch {batch}, dynamic / hashed"
         rows.append((label, ratio_of(times, "dynamic", "hash")))

@@ -1,10 +1,11 @@
 """What rows for ids that come and go are worth: ratings of 22 years, and a stream in which ids are born and die.
 
-    python jobs/experiments/dynamic_ids.py RATINGS.csv.gz [--seeds N] [--batch N]
-    python jobs/experiments/dynamic_ids.py --stream IDS [--seeds N]
+    python jobs/experiments/dynamic_ids.py RATINGS.csv.gz [--seeds N] [--batch N] [--results FILE]
+    python jobs/experiments/dynamic_ids.py --stream IDS [--seeds N] [--results FILE]
 
 Each batch is scored before it is trained on. Prints the normalized entropy (log loss over that of the mean label), its
-mean over seeds, and the share of the way from hashing to a table with a row for each id.
+mean over seeds, and the share of the way from hashing to a table with a row for each id. With `--results`, each run of
+a seed is appended to a file, and runs that the file has are not repeated: a second start goes on where the first ended.
 
 1. Ratings, in the order of time: a matrix factorization with biases predicts whether a rating is at least 4. The table
    of users, or of items, has 10 % or 20 % of the rows it would need; the other one is full. With 61 rows, 10 % of the
@@ -20,6 +21,7 @@ mean over seeds, and the share of the way from hashing to a table with a row for
 | extended daily | ids of `rayrec data vocabulary --extend` each day, until the table is full; others share 10 % of the rows |
 | managed | ids by TorchRec's sorted collisions, decided each step; others share a row; rows are reset |
 | lfu, lru, lfu_decay | dynamic ids. Ends with `own`, `fallback`, `stale`: first weights of an admitted id are those of its seed, of its fallback row, or not set |
+| shared 0 %, 3 %, … | dynamic ids with that share of fallback rows, at least one a bucket; else the default share |
 | equal bytes | dynamic ids with fewer rows, so that map and table need the bytes of the hashed table, at 64 floats and row-wise state |
 """  # noqa: E501
 
@@ -28,9 +30,11 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -47,6 +51,7 @@ from rayrec.torchrec.modules.mc_modules import (
 
 DIM, RATE, SPREAD = 8, 0.1, 0.05
 DAY = 86_400
+SHARED = (0.0, 0.03, 0.05, 0.1, 0.2)  # of the rows are fallback rows
 ROW_BYTES = 64 * 4 + 4  # of a table with 64 floats a row and one number of state
 BIRTHS, STREAM_BATCH, LIFE = 820, 8192, 100_000  # ids of a batch that are new; lookups; mean age of a lookup in ids
 
@@ -81,19 +86,24 @@ class Hashed:
 
 
 class Dynamic:
-    """Dynamic ids."""
+    """Dynamic ids. Each seed has other ids, because their hash, which chooses the bucket, has no seed."""
 
-    def __init__(self, config: DynamicIds, first: str) -> None:
-        self._map, self._first, self.rows = IdMap(config), first, config.rows
+    def __init__(self, config: DynamicIds, first: str, seed: int) -> None:
+        self._map, self._first, self.rows, self._salt = (
+            IdMap(config),
+            first,
+            config.rows,
+            int(mix([seed]).view(np.int64)[0]),
+        )
 
     def find(self, ids: np.ndarray) -> np.ndarray:
-        return self._map.find(ids)
+        return self._map.find(ids ^ self._salt)
 
     def own(self, ids: np.ndarray) -> int:
-        return int((self._map.find(ids, -1) >= 0).sum())
+        return int((self._map.find(ids ^ self._salt, -1) >= 0).sum())
 
     def step(self, ids: np.ndarray, time: int) -> Step:
-        mapped = self._map.step(ids, time)
+        mapped = self._map.step(ids ^ self._salt, time)
         taken = mapped.changes.taken
         rows, new = mapped.changes.row[taken], mapped.changes.new[taken]
         if self._first == "stale":
@@ -165,6 +175,8 @@ class Managed:
 
 
 Rule = Hashed | Dynamic | Extended | Managed
+Result = tuple[float, float]
+"""The normalized entropy, and the share of evaluated lookups that had a row of their own."""
 
 
 def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable[[int], Rule]]:
@@ -174,8 +186,7 @@ def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable
         f"lfu_decay of {name}": DynamicIds(rows=rows, evict=Evict.LFU_DECAY, half_life_s=half_life)
         for name, half_life in half_lives.items()
     }
-    few = replace(rules["lfu"], min_count=2)
-    equal = int(rows * ROW_BYTES / (ROW_BYTES + 19.1))
+    equal = int(rows * ROW_BYTES / (ROW_BYTES + 20))
     made: dict[str, Callable[[int], Rule]] = {
         "hashing": lambda seed: Hashed(rows, seed),
         "extended daily": lambda seed: Extended(rows, seed, day),
@@ -183,11 +194,17 @@ def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable
         "managed, lru": lambda seed: Managed(rows, LRU_EvictionPolicy()),
     }
     for (name, rule), first in product(rules.items(), ("own", "fallback", "stale")):
-        made[f"{name}, {first}"] = lambda seed, rule=rule, first=first: Dynamic(rule, first)  # type: ignore[misc]
-    made["lfu, own, min_count 2"] = lambda seed: Dynamic(few, "own")
-    made["lfu, own, min_count 2, equal bytes"] = lambda seed: Dynamic(replace(few, rows=equal), "own")
-    for name, rule in list(rules.items())[1:]:
-        made[f"{name}, own, equal bytes"] = lambda seed, rule=rule: Dynamic(replace(rule, rows=equal), "own")  # type: ignore[misc]
+        made[f"{name}, {first}"] = lambda seed, rule=rule, first=first: Dynamic(rule, first, seed)  # type: ignore[misc]
+    for (name, rule), count in product(rules.items(), (1, 2)):
+        counted = f"{name}, own" + (f", min_count {count}" if count > 1 else "")
+        few = replace(rule, min_count=count)
+        if count > 1:
+            made[counted] = lambda seed, few=few: Dynamic(few, "own", seed)  # type: ignore[misc]
+        for share in SHARED:
+            side = replace(few, fallback=share)
+            made[f"{counted}, shared {share:.0%}"] = lambda seed, side=side: Dynamic(side, "own", seed)  # type: ignore[misc]
+        fewer = replace(few, rows=equal)
+        made[f"{counted}, equal bytes"] = lambda seed, fewer=fewer: Dynamic(fewer, "own", seed)  # type: ignore[misc]
     return made
 
 
@@ -226,8 +243,10 @@ class Ratings:
     times: np.ndarray
     batch: int
 
-    def run(self, rule: Rule, seed: int) -> tuple[float, float]:
-        """The normalized entropy, and the share of evaluated lookups that had a row of their own."""
+    def runs(self, rules: Sequence[Rule], seed: int) -> list[Result]:
+        return [self._run(rule, seed) for rule in rules]
+
+    def _run(self, rule: Rule, seed: int) -> Result:
         draw = np.random.default_rng(seed)
         table, other = Table(rule.rows, draw), Table(int(self.full.max()) + 1, draw)
         bias, loss, own = 0.0, 0.0, 0
@@ -274,42 +293,85 @@ class Stream:
             )
             yield ids, draw.random(len(ids)) < 1 / (1 + np.exp(-taste))
 
-    def run(self, rule: Rule, seed: int) -> tuple[float, float]:
-        table = Table(rule.rows, np.random.default_rng(seed), dim=0)
-        loss, own, lookups, positive = 0.0, 0, 0, 0
+    def runs(self, rules: Sequence[Rule], seed: int) -> list[Result]:
+        """All rules read the stream together, because to draw it takes longer than to train a table of numbers."""
+        sides = [OfStream(rule, seed) for rule in rules]
+        lookups, positive = 0, 0
         for number, (ids, y) in enumerate(self.batches(seed)):
-            score = table.weights[rule.find(ids), 0]
-            if number * BIRTHS >= LIFE:  # once the table is in use
-                loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
-                own, lookups, positive = own + rule.own(ids), lookups + len(ids), positive + int(y.sum())
-            step = rule.step(ids, number + 1)
-            table.reset(step)
-            error = 1 / (1 + np.exp(-table.weights[step.rows, 0])) - y
-            # Several lookups of an id in a batch count as one larger step, so the rate is higher than for vectors.
-            table.train(step.rows, 8 * error.astype(np.float32)[:, None])
-        return loss / lookups / entropy(positive / lookups), own / lookups
+            counted = number * BIRTHS >= LIFE  # once the tables are in use
+            if counted:
+                lookups, positive = lookups + len(ids), positive + int(y.sum())
+            for side in sides:
+                side.take(ids, y, number, counted)
+        of_mean = entropy(positive / lookups)
+        return [(side.loss / lookups / of_mean, side.own / lookups) for side in sides]
+
+
+class OfStream:
+    """A rule and its table of one number a row."""
+
+    def __init__(self, rule: Rule, seed: int) -> None:
+        self.rule, self.table = rule, Table(rule.rows, np.random.default_rng(seed), dim=0)
+        self.loss, self.own = 0.0, 0
+
+    def take(self, ids: np.ndarray, y: np.ndarray, number: int, counted: bool) -> None:
+        """Scores a batch, and trains on it."""
+        if counted:
+            score = self.table.weights[self.rule.find(ids), 0]
+            self.loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
+            self.own += self.rule.own(ids)
+        step = self.rule.step(ids, number + 1)
+        self.table.reset(step)
+        error = 1 / (1 + np.exp(-self.table.weights[step.rows, 0])) - y
+        # Several lookups of an id in a batch count as one larger step, so the rate is higher than for vectors.
+        self.table.train(step.rows, 8 * error.astype(np.float32)[:, None])
+
+
+class Results:
+    """Results of single runs, kept in a file if there is one: a line of (table, side, seed, entropy, share)."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._known = path, dict[tuple[str, str, int], Result]()
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                table, side, seed, normalized, share = json.loads(line)
+                self._known[table, side, seed] = normalized, share
+
+    def of(self, table: str, sides: Sequence[str], seed: int, run: Callable[[list[str]], list[Result]]) -> list[Result]:
+        """The results of sides; `run` gives those that are missing."""
+        missing = [side for side in sides if (table, side, seed) not in self._known]
+        if missing:
+            for side, result in zip(missing, run(missing), strict=True):
+                self._known[table, side, seed] = result
+                if self._path is not None:
+                    with self._path.open("a") as file:
+                        print(json.dumps([table, side, seed, *map(float, result)]), file=file)
+        return [self._known[table, side, seed] for side in sides]
 
 
 def compared(name: str, data: Ratings | Stream, full: DynamicIds, rows: int, day: int, half_lives: dict[str, int],
-             seeds: int, only: list[str] | None) -> None:  # fmt: skip
-    """Prints the sides of a table of some rows."""
-
-    def run(make: Callable[[int], Rule]) -> tuple[np.ndarray, float]:
-        each = [data.run(make(seed), seed) for seed in range(seeds)]
-        return np.array([value for value, _ in each]), each[0][1]
-
-    best, worst = np.empty(0), np.empty(0)
+             results: Results, args: argparse.Namespace) -> None:  # fmt: skip
+    """Runs the sides of a table of some rows, one seed after the other, and prints them."""
     # A dynamic table with room for all: each id has its own row.
-    made = {f"full, {first}": lambda seed, first=first: Dynamic(full, first) for first in ("own", "fallback")}
-    for side, make in {**made, **sides(rows, day, half_lives)}.items():
-        if only and side not in ("full, own", "hashing") and not any(text in side for text in only):
-            continue
-        found, with_row = run(make)
-        best = found if side == "full, own" else best
-        worst = found if side == "hashing" else worst
-        closed = f"closes {(worst - found).mean() / (worst - best).mean():5.0%}" if len(worst) else ""
-        print(f"{name} {side:36} {found.mean():.4f} ± {found.std():.4f}  lookups with a row {with_row:4.0%}  {closed}",
-              flush=True)  # fmt: skip
+    made = {f"full, {first}": lambda seed, first=first: Dynamic(full, first, seed) for first in ("own", "fallback")}
+    made |= sides(rows, day, half_lives)  # type: ignore[arg-type]
+    base = ("full, own", "hashing")
+    chosen = [
+        side
+        for side in made
+        if side in base or (any(text in side for text in args.side) and not any(text in side for text in args.skip))
+    ]
+    found: dict[str, list[Result]] = {side: [] for side in chosen}
+    for seed in range(args.seeds):
+        of_seed = results.of(name, chosen, seed, lambda sides: data.runs([made[side](seed) for side in sides], seed))  # noqa: B023
+        for side, result in zip(chosen, of_seed, strict=True):
+            found[side].append(result)
+    best, worst = (np.array(found[side])[:, 0] for side in base)
+    for side in chosen:
+        entropies, shares = np.array(found[side]).T
+        closed = (worst - entropies) / (worst - best).mean()
+        print(f"{name} {side:44} {entropies.mean():.4f} ± {entropies.std():.4f}  lookups with a row"
+              f" {shares.mean():4.0%}  closes {closed.mean():5.0%} ± {closed.std():4.0%}", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -319,17 +381,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--stream", type=int, metavar="IDS", help="the stream with that many ids, e.g. 10_000_000")
     parser.add_argument("--side", action="append", metavar="TEXT", help="run only sides with this text in their name")
+    parser.add_argument("--skip", action="append", default=[], metavar="TEXT", help="skip sides with this text")
     parser.add_argument("--table", choices=["users", "items"], help="run only this table of the ratings")
     parser.add_argument("--share", type=float, action="append", help="rows of the table; default: 0.1 and 0.2")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keep the results of single runs in this file")
     args = parser.parse_args()
+    args.side = args.side or [""]
+    results = Results(args.results)
     shares = args.share or [0.1, 0.2]
     if args.stream:
         need = 4 * LIFE  # ids with 98 % of the traffic at a time
         half_lives = {"half a life": LIFE // BIRTHS // 2}
         for share in shares:
             full = DynamicIds(rows=2 * need, evict=Evict.LRU)
-            compared(f"stream {share:.0%}", Stream(args.stream), full, int(share * need), 12, half_lives, args.seeds,
-                     args.side)  # fmt: skip
+            compared(f"stream {share:.0%}", Stream(args.stream), full, int(share * need), 12, half_lives, results,
+                     args)  # fmt: skip
         return
     if args.ratings is None:
         parser.error("give the file of ratings, or --stream IDS")
@@ -350,7 +416,7 @@ def main() -> None:
         for share in shares:
             half_lives = {"30 days": 30 * DAY, "a year": 365 * DAY}
             full = DynamicIds(rows=8 * count)
-            compared(f"{name} {share:.0%}", data, full, int(share * count), DAY, half_lives, args.seeds, args.side)
+            compared(f"{name} {share:.0%}", data, full, int(share * count), DAY, half_lives, results, args)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from rayrec.dynamic_ids.layout import Layout
 
 LATEST = 2**32 - 1  # seconds, in the year 2106
 BYTES_PER_ROW, BYTES_PER_BUCKET = 16, 4
+HINTS_PER_64_ROWS = 56  # bytes that speed up searches; not saved
 CELLS_PER_ROW = 3  # bytes of the filter that counts ids that wait
 
 
@@ -31,7 +32,7 @@ class DynamicIds:
         ttl_s: An id that was not looked up for more than this many seconds of event time loses its row. None: never.
         min_count: Number of lookups after which an id is admitted to a row of its own, at most 255.
         probability: Each lookup admits an id with this probability. Needs no memory for ids that wait.
-        fallback: Share of rows that ids without a row of their own share by hash. A bucket has at least one.
+        fallback: Share of rows that ids without a row of their own share by hash. A bucket of 64 has at least one.
         seed: Seed of admission at random.
 
     Raises:
@@ -44,7 +45,7 @@ class DynamicIds:
     ttl_s: int | None = None
     min_count: int = 1
     probability: float = 1.0
-    fallback: float = 0.1
+    fallback: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +71,8 @@ class DynamicIds:
         """Bytes of the map of the whole table."""
         layout = self.layout
         cells = CELLS_PER_ROW * layout.rows if self.min_count > 1 else 0
-        return BYTES_PER_ROW * layout.rows + BYTES_PER_BUCKET * layout.buckets + cells
+        hints = HINTS_PER_64_ROWS * layout.rows // 64
+        return BYTES_PER_ROW * layout.rows + BYTES_PER_BUCKET * layout.buckets + hints + cells
 
     @property
     def layout(self) -> Layout:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayrec.dynamic_ids.id_map import IdMap, find
+from rayrec.dynamic_ids.id_map import IdMap, find, hints_of
 from rayrec.dynamic_ids.layout import HASHED, Layout
 
 MAGIC, VERSION = b"rayrec.dynamic\0\0", 1
@@ -58,7 +58,8 @@ class ExportedIds:
         if raw.size != 64 + 8 * self.layout.rows:
             raise ValueError(f"{path} has {raw.size} bytes instead of {64 + 8 * self.layout.rows}: copy it again")
         self.identity = raw[64:].view(np.int64)
+        self._hints = hints_of(min(self.layout.rows, 1 << 16))  # each process has its own, for the ids in demand
 
     def find(self, ids: np.ndarray, unseen: int = HASHED) -> np.ndarray:
         """As `IdMap.find`."""
-        return find(ids, self.identity, self.layout, unseen=unseen)
+        return find(ids, self.identity, self.layout, self._hints, unseen=unseen)

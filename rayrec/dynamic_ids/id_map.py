@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayrec._runtime.numba_loops import loops
-from rayrec.dynamic_ids.config import CELLS_PER_ROW, LATEST, DynamicIds
+from rayrec.dynamic_ids.config import CELLS_PER_ROW, HINTS_PER_64_ROWS, LATEST, DynamicIds
 from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED, ZERO, Layout
 
 LOOPS = "rayrec.dynamic_ids.loops"
@@ -101,7 +101,7 @@ class IdMap:
         self.last_seen, self.score = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
         self.cells = np.zeros((len(self.buckets), cells), np.uint8)
         self.sighted = np.zeros(len(self.buckets), np.uint32)
-        layout = self.layout
+        self._hints, layout = hints_of(rows), self.layout
         self._rules = (
             chances(config), layout.buckets, self.buckets.start, layout.bucket_rows, layout.own_rows,
             config.ttl_s or 0, config.half_life_s or 0, int(config.evict), config.min_count, config.seed % 2**64,
@@ -133,8 +133,8 @@ class IdMap:
         statistics = np.zeros(len(COUNTED), np.int64)
         changes = module.step(
             ids, _NO_COUNTS if counts is None else counts, self.identity, self.last_seen, self.score, self.cells,
-            self.sighted, *self._rules[:5], self.clock, *self._rules[5:], rows, self._row, self._old, self._new,
-            self._kind, statistics,
+            self.sighted, self._hints, *self._rules[:5], self.clock, *self._rules[5:], rows, self._row, self._old,
+            self._new, self._kind, statistics,
         )  # fmt: skip
         arrays = (self._row, self._old, self._new, self._kind)
         row, old, new, kind = (array[:changes].copy() if changes else array[:0] for array in arrays)
@@ -146,8 +146,8 @@ class IdMap:
         Args:
             unseen: Row of an id without one: `HASHED`, its fallback row as in training; `ZERO`; or a row.
         """
-        return find(ids, self.identity, self.layout, self.buckets.start, unseen, self.last_seen, self.clock,
-                    self.config.ttl_s or 0)  # fmt: skip
+        return find(ids, self.identity, self.layout, self._hints, self.buckets.start, unseen, self.last_seen,
+                    self.clock, self.config.ttl_s or 0)  # fmt: skip
 
     def used(self) -> np.ndarray:
         """Whether each row has an id that has not expired."""
@@ -172,7 +172,7 @@ class IdMap:
 
     def forget(self, ids: np.ndarray) -> Changes:
         """Frees the rows of ids, so that they are unseen again. The filter, which holds no ids, keeps their counts."""
-        rows = find(ids, self.identity, self.layout, self.buckets.start, ZERO)
+        rows = find(ids, self.identity, self.layout, self._hints, self.buckets.start, ZERO)
         return self._free(np.isin(np.arange(len(self.identity)), rows[rows >= 0]), 0)
 
     def _free(self, which: np.ndarray, kind: int) -> Changes:
@@ -182,6 +182,11 @@ class IdMap:
         self.identity[rows] = np.where(in_first, EMPTY_IN_FIRST, EMPTY)
         self.last_seen[rows] = self.score[rows] = 0
         return Changes(row=rows, old=old, new=np.zeros_like(old), kind=kinds)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state and of the hints of searches."""
+        return self._hints.nbytes + sum(array.nbytes for array in self.state().values())
 
     def statistics(self) -> dict[str, int]:
         """How full the owned buckets are: rows with an id, rows that could have one, full buckets, buckets."""
@@ -215,19 +220,32 @@ def find(
     ids: np.ndarray,
     identity: np.ndarray,
     layout: Layout,
+    hints: np.ndarray,
     first_bucket: int = 0,
     unseen: int = HASHED,
     last_seen: np.ndarray | None = None,
     clock: int = 0,
     ttl: int = 0,
 ) -> np.ndarray:
-    """As `IdMap.find`, from the identities of consecutive buckets alone."""
+    """As `IdMap.find`, from the identities of consecutive buckets alone.
+
+    Args:
+        hints: Of `hints_of`; searches of the same buckets share them.
+    """
     ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
     rows = np.empty(len(ids), np.int64)
     seen = np.empty(0, np.uint32) if last_seen is None else last_seen
     buckets, bucket_rows, own_rows = layout.buckets, layout.bucket_rows, layout.own_rows
-    loops(LOOPS).find(ids, identity, seen, buckets, first_bucket, bucket_rows, own_rows, clock, ttl, unseen, rows)
+    loops(LOOPS).find(
+        ids, identity, seen, hints, buckets, first_bucket, bucket_rows, own_rows, clock, ttl, unseen, rows
+    )
     return rows
+
+
+def hints_of(rows: int) -> np.ndarray:
+    """Where searches note the slots in which they found ids; no part of the state. The array holds no decisions: any
+    content gives the same results."""
+    return np.zeros(max(1, rows * HINTS_PER_64_ROWS // 64), np.uint8)
 
 
 def chances(config: DynamicIds) -> np.ndarray:

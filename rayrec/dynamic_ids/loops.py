@@ -1,7 +1,7 @@
 """Compiled loops: a step of the map, which defines the rule, and the search. Import through `numba_loops.loops`.
 
 Suffixes of array dimensions: N lookups; M lookups of ids without a row; R rows of the owned buckets; B owned buckets; S
-rows of a bucket; D distinct ids of one bucket without a row.
+rows of a bucket; H hints; D distinct ids of one bucket without a row.
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ from rayrec._runtime.numba_loops import compiled
 from rayrec.dynamic_ids.layout import BUCKET_ROWS, EMPTY, EMPTY_IN_FIRST
 
 CELLS = 4  # cells of a filter per id
+BLOCK = 512  # ids that are searched by hint before those that hints miss
 TAKEN, LEFT, EXPIRED = 1, 2, 4  # bits of a change: an id took the row; an id lost the row; it lost it by age
 LARGEST_COUNT = 2**31 - 1  # the highest bit of a score marks rows that this step looked up
 
 _ZERO, _ONE, _HALF, _LOW = nb.uint64(0), nb.uint64(1), nb.uint64(32), nb.uint64(2**32 - 1)
 _SHIFT, _FIRST, _SECOND = nb.uint64(33), nb.uint64(0xFF51AFD7ED558CCD), nb.uint64(0xC4CEB9FE1A85EC53)
 _MARK, _COUNT = nb.uint32(2**31), nb.uint32(2**31 - 1)
+_USUAL = nb.uint64(BUCKET_ROWS)  # of nearly all tables
 _FREE, _USED = nb.int64(-(2**63)), nb.int64(2**63 - 1)
 _TYPES = dict.fromkeys(("id_N", "identity_R", "row_N", "changed_row", "changed_old", "changed_new"), "int64[::1]")
 _TYPES |= dict.fromkeys(("count_N", "last_seen_R", "score_R", "sighted_B"), "uint32[::1]")
-_TYPES |= {"cell_BC": "uint8[:,::1]", "changed_kind": "uint8[::1]", "statistics": "int64[::1]", "chance": "uint64[::1]"}
+_TYPES |= {
+    "cell_BC": "uint8[:,::1]",
+    "hint_H": "uint8[::1]",
+    "changed_kind": "uint8[::1]",
+    "statistics": "int64[::1]",
+    "chance": "uint64[::1]",
+}
 _TYPES |= dict.fromkeys(("buckets", "first", "bucket_rows", "own_rows", "clock", "ttl", "half_life"), "uint64")
 _TYPES |= {"evict": "int64", "min_count": "uint64", "seed": "uint64", "unseen": "int64"}
 
@@ -49,23 +57,37 @@ def _slot(identity_R: Any, base: Any, bucket_rows: Any, key: Any) -> Any:
 
 
 @nb.njit
-def _search(id_N: Any, identity_R: Any, buckets: Any, first: Any, bucket_rows: Any, row_N: Any) -> Any:
+def _search(id_N: Any, identity_R: Any, hint_H: Any, buckets: Any, first: Any, bucket_rows: Any, row_N: Any) -> Any:
     """Sets the row that has each id, or -1. Returns the number of ids without a row.
 
-    A loop of its own, so that the processor overlaps the memory accesses of several ids."""
-    missing = 0
-    if bucket_rows == nb.uint64(BUCKET_ROWS):  # as in nearly all tables: unrolled, with no rest to compare singly
-        for n in range(nb.uint64(id_N.size)):
-            base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * nb.uint64(BUCKET_ROWS)
-            slot = _slot(identity_R, base, nb.uint64(BUCKET_ROWS), id_N[n])
+    A row that has the id at the hinted slot is the row of the id, whoever wrote the hint, so hints need no upkeep and
+    cannot be wrong. They save most of the memory accesses: a bucket's identities are eight cache lines. A block of ids
+    passes three loops, for hints, identities, and ids that hints missed. None of them has a branch that the processor
+    would mispredict or one memory access that waits for another, so it overlaps the accesses of many ids."""
+    size, hints, missing, start = nb.uint64(id_N.size), nb.uint64(hint_H.size), 0, _ZERO
+    miss_W = np.empty(BLOCK, np.uint64)
+    while start < size:
+        stop, misses = min(size, start + nb.uint64(BLOCK)), _ZERO
+        for n in range(start, stop):
+            hashed = _mix(nb.uint64(id_N[n]))
+            base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
+            row_N[n] = nb.int64(base + nb.uint64(hint_H[(hashed & _LOW) * hints >> _HALF]))
+        for n in range(start, stop):
+            miss_W[misses] = n
+            misses += _ONE if identity_R[nb.uint64(row_N[n])] != id_N[n] else _ZERO
+        for m in range(misses):
+            n = miss_W[m]
+            hashed = _mix(nb.uint64(id_N[n]))
+            base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
+            if bucket_rows == _USUAL:  # unrolled, with no rest to compare singly
+                slot = _slot(identity_R, base, _USUAL, id_N[n])
+            else:
+                slot = _slot(identity_R, base, bucket_rows, id_N[n])
             row_N[n] = nb.int64(base + slot) - 1 if slot else -1
             missing += slot == _ZERO
-        return missing
-    for n in range(nb.uint64(id_N.size)):
-        base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * bucket_rows
-        slot = _slot(identity_R, base, bucket_rows, id_N[n])
-        row_N[n] = nb.int64(base + slot) - 1 if slot else -1
-        missing += slot == _ZERO
+            if slot:
+                hint_H[(hashed & _LOW) * hints >> _HALF] = nb.uint8(slot - _ONE)
+        start = stop
     return missing
 
 
@@ -76,8 +98,8 @@ def _fallback(base: Any, own_rows: Any, bucket_rows: Any, hashed: Any) -> Any:
 
 @compiled(_TYPES)
 def find(
-    id_N: Any, identity_R: Any, last_seen_R: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any,
-    ttl: Any, unseen: Any, row_N: Any,
+    id_N: Any, identity_R: Any, last_seen_R: Any, hint_H: Any, buckets: Any, first: Any, bucket_rows: Any,
+    own_rows: Any, clock: Any, ttl: Any, unseen: Any, row_N: Any,
 ) -> None:  # fmt: skip
     """Finds the rows of ids without changing the map.
 
@@ -85,7 +107,7 @@ def find(
         last_seen_R: Empty if no row can have expired.
         unseen: Result for an id without a row; -2: its fallback row.
     """
-    missing, expires = _search(id_N, identity_R, buckets, first, bucket_rows, row_N), ttl and last_seen_R.size
+    missing, expires = _search(id_N, identity_R, hint_H, buckets, first, bucket_rows, row_N), ttl and last_seen_R.size
     if not missing and not expires:
         return
     for n in range(nb.uint64(id_N.size)):
@@ -170,13 +192,18 @@ def _count_all(
 
     No row changes owners, so that rows of this step need no mark."""
     lookups, now = _ZERO, nb.uint32(clock)
+    if half_life:  # a row's first lookup of the step halves its count, and its time tells later ones of that
+        for n in range(nb.uint64(row_N.size)):
+            row = nb.uint64(row_N[n])
+            score_R[row] = _decayed(score_R[row], nb.uint64(last_seen_R[row]), clock, half_life)
+            last_seen_R[row] = now
+    for n in range(nb.uint64(row_N.size)):
+        row = nb.uint64(row_N[n])
+        last_seen_R[row] = max(last_seen_R[row], now)  # a bare store would wait for the row's cache line, in order
     for n in range(nb.uint64(row_N.size)):
         count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, nb.uint64(row_N[n])
         lookups += count
-        score = nb.uint64(score_R[row])
-        if half_life:
-            score = nb.uint64(_decayed(score_R[row], nb.uint64(last_seen_R[row]), clock, half_life))
-        score_R[row], last_seen_R[row] = nb.uint32(min(score + count, nb.uint64(_COUNT))), now
+        score_R[row] = nb.uint32(min(nb.uint64(score_R[row]) + count, nb.uint64(_COUNT)))
     statistics[0] += nb.int64(lookups)
     statistics[1] += nb.int64(lookups)
     return _ZERO
@@ -185,13 +212,14 @@ def _count_all(
 @compiled(_TYPES)
 def step(
     id_N: Any, count_N: Any, identity_R: Any, last_seen_R: Any, score_R: Any, cell_BC: Any, sighted_B: Any,
-    chance: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any, ttl: Any, half_life: Any,
-    evict: Any, min_count: Any, seed: Any, row_N: Any, changed_row: Any, changed_old: Any, changed_new: Any,
-    changed_kind: Any, statistics: Any,
+    hint_H: Any, chance: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any, ttl: Any,
+    half_life: Any, evict: Any, min_count: Any, seed: Any, row_N: Any, changed_row: Any, changed_old: Any,
+    changed_new: Any, changed_kind: Any, statistics: Any,
 ) -> Any:  # fmt: skip
     """One step of the owned buckets.
 
     Args:
+        hint_H: By the lower half of the hash, the slot of an id that was found there last. Any slots do.
         count_N: Number of lookups that each id represents, at least 1. Empty: 1 each.
         chance: Probability times 2³² of admitting an id at random, for each count from 0 to 255. Empty: always.
         half_life, ttl: 0 for none.
@@ -202,7 +230,7 @@ def step(
     size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
     # 1. Find the rows of ids that have one and have not expired. The result does not depend on the order of lookups.
     lookups, own = _ZERO, _ZERO
-    if not _search(id_N, identity_R, buckets, first, bucket_rows, row_N) and ttl == 0:
+    if not _search(id_N, identity_R, hint_H, buckets, first, bucket_rows, row_N) and ttl == 0:
         return _count_all(count_N, last_seen_R, score_R, clock, half_life, row_N, statistics)
     key_M = np.empty(id_N.size, np.uint64)
     for n in range(size):

@@ -202,7 +202,7 @@ class TableMaps:
     @property
     def nbytes(self) -> int:
         """Bytes of the maps on this rank."""
-        return sum(array.nbytes for own in self.maps for array in own.state().values())
+        return sum(own.nbytes for own in self.maps)
 
 
 def connected(tables: Iterable[tuple[str, Iterable[str]]], dynamic: Iterable[str]) -> list[tuple[list[str], list[str]]]:

@@ -331,9 +331,22 @@ def test_a_reader_in_c_of_twenty_lines_finds_the_same_rows(tmp_path: Path) -> No
 
 
 def test_bytes_of_a_row() -> None:
-    state = IdMap(DynamicIds(rows=64_000, min_count=2)).state()
-    assert sum(array.nbytes for array in state.values()) / 64_000 <= 20
-    assert sum(array.nbytes for array in IdMap(DynamicIds(rows=64_000)).state().values()) / 64_000 <= 16.1
+    configs = DynamicIds(rows=64_000, min_count=2), DynamicIds(rows=64_000)
+    bytes_of_a_row = [IdMap(config).nbytes / 64_000 for config in configs]
+    assert bytes_of_a_row == [config.nbytes / 64_000 for config in configs]
+    assert bytes_of_a_row[0] <= 20 and bytes_of_a_row[1] <= 17
+
+
+def test_a_search_of_many_ids_is_that_of_each() -> None:
+    """A search takes ids in blocks, and what earlier searches noted about slots may be of ids that have left since."""
+    own = IdMap(DynamicIds(rows=640, evict=Evict.LRU))
+    draw = np.random.default_rng(0)
+    for clock in range(1, 30):
+        ids = draw.integers(0, 1500, 1300) ** 2
+        own.step(ids, clock)
+        row_of = dict(zip(own.identity[own.used()].tolist(), np.flatnonzero(own.used()).tolist(), strict=True))
+        assert own.find(ids, ZERO).tolist() == [row_of.get(key, ZERO) for key in ids.tolist()]
+        assert own.find(ids).tolist() == [own.find(ids[n : n + 1])[0] for n in range(len(ids))]
 
 
 def test_ids_in_sequence_spread_over_buckets_and_ranks() -> None:

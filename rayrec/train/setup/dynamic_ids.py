@@ -76,8 +76,9 @@ def ids_of(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[np.ndarr
 
 def with_rows(batch: Batch, shared: Sequence[SharedMap], rows: Sequence[np.ndarray]) -> Batch:
     """The batch with rows in place of the ids of `ids_of`. Ids with row -1 are left out of their lists."""
-    kjt = batch.sparse
-    mapped = kjt.values().numpy().copy()
+    kjt, ids = batch.sparse, batch.sparse.values().numpy()
+    # A copy only if there are other features, because it takes as long as to write the rows.
+    mapped = np.empty_like(ids) if sum(map(len, rows)) == len(ids) else ids.copy()
     for spans, rows_of in zip(_spans(kjt, shared), rows, strict=True):
         position = 0
         for span in spans:
