@@ -225,7 +225,7 @@ def dynamic(device: torch.device, options: argparse.Namespace) -> list[Row]:
         rate = len(ids_of[0]) / took / 1e6
         rows.append(
             (
-                f"map of {options.rows:,} rows on the device, {evict.value}, a step",
+                f"map of {options.rows:,} rows on the device, {evict.name.lower()}, a step",
                 f"{1000 * took:.2f} ms, {rate:.0f}M ids/s",
             )
         )
