@@ -38,9 +38,14 @@ def config_file(folder: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
     raw["sharding"] = {"constraints": CUTS}
     # under column cuts row-wise state is another, by design: hosts cut the grid otherwise than one host
     raw["optimizers"]["sparse"]["kind"] = "adagrad"
-    path = folder / f"{raw['name']}.yaml"
+    return written(raw), raw
+
+
+def written(raw: dict[str, Any]) -> Path:
+    """The file of a config, beside its data."""
+    path = Path(raw["data"]["train"]).with_name(f"{raw['name']}.yaml")
     path.write_text(yaml.safe_dump(raw))
-    return path, raw
+    return path
 
 
 def json_lines(folder: Path) -> Path:
@@ -105,8 +110,10 @@ def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_pa
 
 
 def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp_path: Path) -> None:
+    """A worker on each of two hosts, then on all three."""
     write_all(tmp_path)
-    path, _ = config_file(tmp_path, name="cut", trainer__epochs=6, trainer__hang_s=60)
+    trainer = {"num_workers": 2, "cpus_per_worker": 2.0, "epochs": 20, "hang_s": 60}
+    path = written(raw_config(tmp_path, name="cut", **{f"trainer__{name}": value for name, value in trainer.items()}))
     run = tmp_path / "runs" / "cut"
     job = cluster.lab.start(
         cluster.head, ["env", "-C", str(ROOT), *cluster.submission("jobs/train.py", "--config", str(path))],
@@ -129,14 +136,14 @@ def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp
             lost.link("up")
     assert job.returncode == 0, cluster.lab.logs()
     result = json.loads((run / "result.json").read_text())
-    assert (result["recoveries"], result["epochs"], result["train"]["samples"]) == (1, 6, 6000)
+    assert (result["recoveries"], result["epochs"], result["train"]["samples"]) == (1, 20, 20_000)
     assert lost.address not in {h["name"] for h in json.loads((run / "plan.json").read_text())["planned_for"]["hosts"]}
 
     cluster.join(lost, 2)  # the host comes back, and the job is submitted again for more ranks
     cluster.await_nodes(4)
-    more = ["--set", "trainer.num_workers=6", "--set", "trainer.epochs=7"]
+    more = ["--set", "trainer.num_workers=3", "--set", "trainer.epochs=21"]
     done = cluster.on_head(*cluster.submission("jobs/train.py", "--config", str(path), *more), timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((run / "result.json").read_text())
-    assert (result["world_size"], result["epochs"], result["train"]["samples"]) == (6, 7, 7000)
+    assert (result["world_size"], result["epochs"], result["train"]["samples"]) == (3, 21, 21_000)
     assert any(event["event"] == "resumed" for event in records(run, "event"))
