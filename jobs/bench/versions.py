@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -336,9 +336,9 @@ def serve_requests(folder: Path) -> None:
     service = subprocess.Popen([sys.executable, "-c", SERVICE, str(exported)], stdout=subprocess.PIPE, text=True)
     assert service.stdout is not None
     try:
-        client = http.client.HTTPConnection("127.0.0.1", int(service.stdout.readline()), timeout=60)
+        port = int(service.stdout.readline())
 
-        def seconds(body: bytes) -> float:
+        def seconds(client: http.client.HTTPConnection, body: bytes) -> float:
             start = time.perf_counter()
             client.request("POST", "/score", body, {"content-type": "application/json"})
             answer = client.getresponse()
@@ -348,13 +348,18 @@ def serve_requests(folder: Path) -> None:
                 raise SystemExit(f"the service answered {answer.status}: {text[:300]!r}")
             return taken
 
+        def median(body: bytes) -> float:
+            # A connection for each round: between two, the server closes idle ones.
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+                seconds(client, body)
+                return statistics.median(seconds(client, body) for _ in range(REQUESTS))
+
         cases = bodies()
         for body in cases.values():
-            for _ in range(3):
-                seconds(body)
+            median(body)
         print(*cases, sep="\t", flush=True)
         while (number := int(sys.stdin.readline() or -1)) >= 0:
-            print(statistics.median(seconds([*cases.values()][number]) for _ in range(REQUESTS)), flush=True)
+            print(median([*cases.values()][number]), flush=True)
     finally:
         service.terminate()
         service.wait()
