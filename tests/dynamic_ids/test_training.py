@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.dynamic_ids import DynamicIds, Evict, advance, first_weights, newest_times
@@ -20,7 +24,7 @@ from rayrec.models import DLRM, Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ConfigError, parse_config
 from tests.dynamic_ids.oracle import Oracle
-from tests.ranks import on_ranks
+from tests.ranks import RankError, on_ranks
 from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
 
 RULES: dict[str, dict[str, Any]] = {
@@ -154,8 +158,43 @@ def test_any_number_of_ranks_and_any_plan_train_the_same(data: Path, alone: Any,
     assert outcome["eval"]["ne"] == pytest.approx(expected["eval"]["ne"], abs=1e-4)
 
 
+def fit_until_killed(group: dist.ProcessGroup, raw: dict[str, Any], steps: int) -> None:
+    """Trains that many steps in this launch; then the last rank kills itself, while the others wait for it."""
+
+    def dying(**arguments: Any) -> DLRM:
+        model, begun = DLRM(**arguments), itertools.count()
+
+        def kill(module: nn.Module, _: Any) -> None:
+            if module.training and next(begun) == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if group.rank() == group.size() - 1:
+            model.register_forward_pre_hook(kill)
+        return model
+
+    fit_job(dataclasses.replace(make_job(raw), factory=dying), group)
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_bit_for_bit_also_on_other_numbers_of_ranks(data: Path, alone: Any) -> None:
+    """Each launch is killed some steps after the checkpoint that it began from."""
+    raw = raw_of(data, data / "moved", trainer__checkpoint_every=2)
+    store, reached = CheckpointStore(data / "moved" / raw["name"] / "checkpoints"), [0]
+    for ranks, steps in ((1, 5), (2, 6), (3, 5), (5, 6)):
+        raw["sharding"]["constraints"] = PLANS[ranks]
+        with pytest.raises(RankError, match="the process died"):
+            on_ranks(ranks, fit_until_killed, raw, steps)
+        newest = store.latest()
+        assert newest is not None
+        reached.append(newest.step)
+    raw["sharding"]["constraints"] = PLANS[1]
+    outcome = fit_job(make_job(raw))
+    assert reached == sorted({*reached}) and reached[-1] < outcome["steps"] == alone[0]["steps"]
+    assert_alike(saved(raw), alone[1])
+
+
 def test_a_run_goes_on_bit_for_bit_also_on_other_numbers_of_ranks(data: Path, alone: Any) -> None:
-    raw, stages = raw_of(data, data / "moved"), [(1, 3), (2, 7), (3, 11), (5, 16), (1, None)]
+    raw, stages = raw_of(data, data / "stopped"), [(1, 3), (2, 7), (3, 11), (5, 16), (1, None)]
     for ranks, steps in stages:
         raw["sharding"]["constraints"], raw["trainer"]["max_steps"] = PLANS[ranks], steps
         on_ranks(ranks, fit_on_rank, raw) if ranks > 1 else fit_job(make_job(raw))

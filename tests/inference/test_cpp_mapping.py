@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Mapping, Schema
+from rayrec.dynamic_ids import DynamicIds, IdMap, export
 from rayrec.inference.export import write_mapping
 from rayrec.models import Batch
 from tests.inference.cpp import built, needs_cpp
@@ -309,6 +310,15 @@ def test_rounded_ids_and_times_in_another_unit_are_refused_alike(rayrec_map: Pat
         (theirs,) = found["errors"]
         assert (theirs["column"], theirs["problem"]) == (refused.value.column, refused.value.problem)
         assert theirs["value"] == refused.value.value
+
+
+def test_dynamic_ids_are_refused_by_name(rayrec_map: Path, tmp_path: Path) -> None:
+    """The library has no search for the rows of such ids: guide dynamic-ids.md."""
+    export(IdMap(DynamicIds(rows=64)), tmp_path / "ids.bin")
+    schema = {"sparse": [{"name": "user", "mapping": {"kind": "dynamic", "path": "ids.bin"}}]}
+    write_mapping({"schema": schema, "tables": [{"rows": 64, "features": ["user"]}]}, tmp_path)
+    done = subprocess.run([rayrec_map, tmp_path], input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "feature 'user' (mapping dynamic)" in done.stderr
 
 
 def test_inputs_of_the_protocol_are_those_of_the_export(rayrec_map: Path, tmp_path: Path) -> None:
