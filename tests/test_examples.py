@@ -62,7 +62,7 @@ WITHOUT = {
         "with_ranker",
         "write_index",
     },
-    "models": {"Ranker", "Retriever", "Sequence"},
+    "models": {"ItemFeatures", "Ranker", "Retriever", "Sequence"},
     "modules": {"BaseEmbeddingConfig"},
     "optim": {"KeyedOptimizer", "OptimizerWrapper"},
     "quant": {"EmbeddingCollection", "TablePlace"},
