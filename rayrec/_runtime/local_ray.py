@@ -7,11 +7,12 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from typing import Any
 
 from rayrec._runtime.debug import debugging
 from rayrec._runtime.imports import quick_imports
-from rayrec._runtime.ray_internals import LOCAL_SYSTEM
+from rayrec._runtime.ray_internals import LOCAL_SYSTEM, without_helpers
 from rayrec._runtime.stop_signals import handlers_kept
 
 
@@ -41,7 +42,7 @@ def init_local(num_cpus: int) -> Callable[[], None]:
         # Ray's processes inherit this: when the terminal is closed, a run needs them for its final checkpoint.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
-            with quick_imports():
+            with quick_imports(), nullcontext() if debugging() else without_helpers():
                 _init(num_cpus)
         except BaseException as error:
             started.set_exception(error)

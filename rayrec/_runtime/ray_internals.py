@@ -12,6 +12,9 @@
                         `ControllerCallback`, until workers can be kept away from nodes between restarts; and
                         `DatasetsCallback`, `PlacementGroupCleanerCallback`, and `_send_resource_request` of
                         `FixedScalingPolicy`, until Ray Train starts their actors only for runs that use them
+    run_controller      `TrainController` and its `WorkerGroup`, until Ray Train can run them in the driver; and
+                        `auto_init_hook`, which starts another Ray when this one has ended
+    without_helpers     `Node.start_…`, until `ray.init` can leave out the processes that a local Ray does not need
     with_limit          `FailurePolicy`, as above
     is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
     request_name        `TorchTrainer.train_run_context`, and
@@ -27,17 +30,39 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 LOCAL_SYSTEM = {
     # Ray deletes freed objects once a second by default: for a fast stream that holds 250 MB more in memory.
     "free_objects_period_milliseconds": 200,
 }
+# An API server without pages, the autoscaler, and the reader of logs, which nobody gets. Ray waits for the first one.
+HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
 DATA_LOGGERS = ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor")
 COORDINATOR = "AutoscalingCoordinator"
 AUTOSCALER_STATUS = b"__autoscaling_status"
 _UNMANAGED_NODE = re.compile(r"node_[0-9a-f]{56}")  # node type of a node that no autoscaler started
+
+
+@contextmanager
+def without_helpers() -> Iterator[None]:
+    """A Ray that starts in the body has none of the processes `HELPERS`: it starts in half the time."""
+    from ray._private.node import Node
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    starts = {name: getattr(Node, name) for name in HELPERS}
+    for name in starts:
+        setattr(Node, name, nothing)
+    try:
+        yield
+    finally:
+        for name, start in starts.items():
+            setattr(Node, name, start)
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -94,7 +119,7 @@ def draining_nodes() -> frozenset[str]:
 def torch_trainer(
     gives_up: Callable[[Exception | None], bool],
     *,
-    local: bool,
+    left: threading.Event | None,
     selector: Callable[[int], dict[str, str] | None],
     skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]] | None = None,
     **arguments: Any,
@@ -104,8 +129,9 @@ def torch_trainer(
 
     Args:
         gives_up: see `with_limit`.
-        local: Ray ends with this process and has no autoscaler. Otherwise actors free the workers' resources if the
-            controller is killed, and request them from the autoscaler.
+        left: of a Ray that ends with this process and has no autoscaler, so that the controller runs in this thread:
+            ends it when set. None: the controller is an actor; others free the workers' resources if it is killed, and
+            request them from the autoscaler.
         selector: returns the label selector of a number of workers that are about to start; None: the run's own.
         skipped: from the resources that Ray reserves for an elastic run, by node, returns the nodes that do not count
             when it chooses its size. Ray also counts draining nodes, and waits for workers there until they are gone.
@@ -119,26 +145,101 @@ def torch_trainer(
     class Trainer(base):
         def _initialize_and_run_controller(self, **controller: Any) -> Any:
             controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
-            controller["callbacks"] = [*_needed(controller["callbacks"], local), _selecting(selector)]
+            controller["callbacks"] = [*_needed(controller["callbacks"], left is not None), _selecting(selector)]
             if skipped is not None:
                 reserve_now(controller["scaling_policy"], skipped)
-            elif local:
+            elif left is not None:
                 request_nothing(controller["scaling_policy"])
+            if left is not None:
+                return run_controller(controller, left)
             return super()._initialize_and_run_controller(**controller)
 
     return Trainer(**arguments)
 
 
+def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
+    """Run Ray Train's controller in this thread until the run ends.
+
+    An actor would first import Ray Train and torch. Workers inherit the environment of this process, which has started
+    Ray. If they had variables of their own, Ray would start two more processes for each.
+
+    Args:
+        arguments: of `TrainController`.
+        left: ends the controller when set, before its next look at the workers.
+
+    Returns:
+        Ray Train's result.
+    """
+    import asyncio
+
+    import ray
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup
+
+    class Group(WorkerGroup):
+        @staticmethod
+        def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
+            return {}
+
+        def _init_train_context_on_workers(
+            self, workers: list[Any], sync_actor: Any, train_context_args: dict[str, list[Any]]
+        ) -> None:
+            begun = [
+                worker.actor.init_train_context.remote(
+                    train_run_context=self._train_run_context,
+                    distributed_context=worker.distributed_context,
+                    synchronization_actor=sync_actor,
+                    storage_context=self._storage_context,
+                    worker_callbacks=self._worker_callbacks_to_propagate,
+                    controller_actor=None,  # used only after `ray.train.report` with a checkpoint
+                    **{name: values[index] for name, values in train_context_args.items()},
+                )
+                for index, worker in enumerate(workers)
+            ]
+            ray.get(begun)
+            self._decorate_worker_log_file_paths(workers)
+
+    class Controller(TrainController):
+        worker_group_cls = Group
+
+        async def _run_control_loop_iteration(self) -> None:
+            if left.is_set():
+                raise RuntimeError("the run has been left")
+            await super()._run_control_loop_iteration()
+
+    async def run() -> Any:
+        controller = Controller(**arguments)
+        await controller.run()
+        return controller.get_result()
+
+    with _no_other_ray():
+        return asyncio.run(run())
+
+
+@contextmanager
+def _no_other_ray() -> Iterator[None]:
+    """Keep calls of Ray from starting one. A run that is left at the second Ctrl-C ends Ray below its controller."""
+    from ray._private import auto_init_hook
+
+    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
+    try:
+        yield
+    finally:
+        auto_init_hook.enable_auto_connect = before
+
+
 def _needed(callbacks: list[Any], local: bool) -> list[Any]:
     from ray.train.v2._internal.callbacks import DatasetsCallback
     from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+    from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
 
+    needs_actor = (PlacementGroupCleanerCallback, StateManagerCallback)  # that is, a controller that is one
     for callback in callbacks:
         if isinstance(callback, DatasetsCallback):
             # Workers open Ray Data themselves. The callback still hands them the driver's `DataContext`.
             datasets: Any = callback
             datasets.before_init_train_context = _no_shards
-    return [callback for callback in callbacks if not (local and isinstance(callback, PlacementGroupCleanerCallback))]
+    return [callback for callback in callbacks if not (local and isinstance(callback, needs_actor))]
 
 
 def _no_shards(workers: list[Any]) -> dict[str, list[Any]]:

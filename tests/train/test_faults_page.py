@@ -68,6 +68,7 @@ SHOWN = {
     ],
     "SIGTERM, Ctrl-C or a closed terminal": [
         "train/test_signals.py::test_a_stop_ends_the_run_whole_and_leaves_nothing_running",
+        "train/test_signals.py::test_a_second_ctrl_c_ends_the_command_and_its_ray",
         "train/test_console_faults.py::test_ctrl_c_with_tee_beside_takes_a_last_checkpoint",
         "train/test_stop_signals.py::test_a_closed_terminal_asks_once_however_often_it_is_heard",
         "train/test_stop_signals.py::test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup",

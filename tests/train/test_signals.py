@@ -83,6 +83,25 @@ def evaluating(command: Command) -> bool:
     return (command.folder / "evaluates").exists()
 
 
+def training(command: Command) -> bool:
+    return "epoch 1  step" in command.log.read_text()
+
+
+def wait_for(command: Command, process: subprocess.Popen[str], when: Callable[[Command], bool]) -> None:
+    until = time.monotonic() + 240
+    while not when(command):
+        assert process.poll() is None and time.monotonic() < until, command.log.read_text()
+        time.sleep(0.005)
+
+
+def left_after(command: Command, seconds: float) -> dict[int, str]:
+    """Processes that the command started and that still run."""
+    until = time.monotonic() + seconds
+    while (left := marked(command.mark)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
 LARGE = [
     {"name": "user", "rows": 2_000_000, "dim": 8, "features": ["user"]},
     {"name": "item", "rows": 80, "dim": 8, "features": ["item"]},
@@ -106,10 +125,8 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     command = Command(tmp_path, tables=LARGE, storage__background=False)
     process = command.start()
     try:
-        until = time.monotonic() + 240
-        while not when(command):
-            assert process.poll() is None and time.monotonic() < until, command.log.read_text()
-            time.sleep(0.005)
+        wait_for(command, process, when)
+        running = marked(command.mark).values()
         if number == signal.SIGHUP:  # which reaches all processes of a terminal
             os.killpg(process.pid, number)
         else:
@@ -118,13 +135,13 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     finally:
         process.kill()
         process.wait()
+    if saved:
+        unneeded = ("dashboard.py", "monitor.py", "TrainController")
+        assert not [words for words in running if any(name in words for name in unneeded)], running
     told = command.log.read_text()
     assert status == 128 + number, told
     assert "Traceback" not in told and "Fatal" not in told, told
-    until = time.monotonic() + 60
-    while (left := marked(command.mark)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not left, left
+    assert not left_after(command, 60)
     if saved:
         assert "with a complete checkpoint" in told and "run the same command again to resume from it" in told
         assert whole_checkpoints(command.run.path)
@@ -133,3 +150,22 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     again = command.start("--set", "trainer.num_workers=0", "--set", "trainer.epochs=1", "--set", "trainer.eval_rows=1")
     assert again.wait(300) == 0, command.log.read_text()
     assert json.loads(command.run.result.read_text())["steps"] >= 32
+
+
+def test_a_second_ctrl_c_ends_the_command_and_its_ray(tmp_path: Path) -> None:
+    """The run is left while Ray Train's controller still works in a thread."""
+    command = Command(tmp_path)
+    process = command.start()
+    try:
+        wait_for(command, process, training)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, command.log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    told = command.log.read_text()
+    assert "Exited on the second interrupt" in told
+    assert not any(word in told for word in ("Traceback", "Fatal", "WARNING", "ERROR")), told
+    assert not left_after(command, 60)

@@ -32,11 +32,15 @@ TRAIN_ENV = {
 }
 # A worker group that waits for resources on a lost node is retried with a new size after this time.
 ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
+# Ray Data holds the CPUs for reading of a killed worker for three minutes; its restarted reads share what is left. Live
+# reads renew their request every 10 s.
+WORKER_ENV = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30"}
 # A single machine has no preemption notices and no metrics collector: saves the start of two actors.
 LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    **WORKER_ENV,  # which workers inherit, as Ray starts with it
 }
 
 _local_runs = 0  # nested `connected` blocks that use a local Ray of this process

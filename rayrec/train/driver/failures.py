@@ -1,6 +1,6 @@
 """Decides in Ray Train's controller whether a failed worker group restarts, and describes failures.
 
-The controller is a separate process that imports this file, so keep its imports few.
+On a cluster the controller is a separate process that imports this file, so keep its imports few.
 """
 
 from __future__ import annotations

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import ray.train
 from ray.train.torch import TorchConfig
 
+from rayrec._runtime.debug import debugging
 from rayrec._runtime.ray_internals import torch_trainer
 from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.driver.cluster import WORKER_ENV
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.driver.failures import RestartLimit, failure_reporter
 from rayrec.train.driver.placement import FailedNodes
 from rayrec.train.driver.resources import Demand
 from rayrec.train.worker.start import start_worker
 
-# Ray Data holds the CPUs for reading of a killed worker for three minutes; its restarted reads share what is left. Live
-# reads renew their request every 10 s.
-READ_ENV = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30"}
 
-
-def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes, local: bool) -> Any:
+def ray_trainer(
+    config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes, left: threading.Event | None
+) -> Any:
     """A `TorchTrainer` that starts the workers of a run, and restarts them after failures.
 
     Args:
@@ -30,7 +31,7 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
         need: resources of its workers.
         folder: for Ray Train's state.
         job: pickled `Job`.
-        local: Ray ends with this process.
+        left: see `torch_trainer`.
     """
     trainer = config.trainer
     # Ray's stubs type these as the classes of Ray Train v1.
@@ -42,7 +43,7 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
     )
     return torch_trainer(
         RestartLimit(mailbox),
-        local=local,
+        left=left,
         selector=placement.selector,
         skipped=placement.skipped if trainer.elastic else None,
         train_loop_per_worker=start_worker,
@@ -61,7 +62,8 @@ def ray_trainer(config: TrainConfig, mailbox: Any, need: Demand, folder: Path, j
         run_config=run_config(
             name=config.name,
             storage_path=str(folder),
-            worker_runtime_env={"env_vars": READ_ENV},
+            worker_runtime_env={"env_vars": WORKER_ENV},
+            logging_config=ray.train.LoggingConfig("CRITICAL" if left is not None and not debugging() else "INFO"),
             # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
             # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
             failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -181,7 +182,9 @@ def _run_on_ray(
             default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
             job = replace(job, train=train, eval=evaluation)
-            _fit(lambda: _train(job, mailbox, need, cluster.local), signals)
+            # If this thread used Ray after the end of a local Ray, Ray would end the process.
+            left = threading.Event() if cluster.local else None
+            _fit(lambda: _train(job, mailbox, need, left), signals, left)
     except _RayGaveUp:
         # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:
@@ -229,13 +232,13 @@ class _RayGaveUp(TrainError):
     """Ray Train has ended the run."""
 
 
-def _fit(fit: Callable[[], object], signals: StopSignals) -> None:
+def _fit(fit: Callable[[], object], signals: StopSignals, left: threading.Event | None) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
     try:
         # Outside of the main thread, Ray Train installs no signal handlers.
-        run_in_background(fit, signals)
+        run_in_background(fit, signals, left)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
@@ -244,7 +247,7 @@ def _fit(fit: Callable[[], object], signals: StopSignals) -> None:
         raise _RayGaveUp(_reason(error)) from error
 
 
-def _train(job: Job, mailbox: Any, need: Demand, local: bool) -> None:
+def _train(job: Job, mailbox: Any, need: Demand, left: threading.Event | None) -> None:
     from ray import cloudpickle
 
     from rayrec.train.driver.ray_trainer import ray_trainer
@@ -254,7 +257,7 @@ def _train(job: Job, mailbox: Any, need: Demand, local: bool) -> None:
         release_request(folder)
     shutil.rmtree(folder, ignore_errors=True)
     # As bytes, so that the controller does not import the modules of the job's contents.
-    trainer = ray_trainer(job.config, mailbox, need, folder, cloudpickle.dumps(job), local)
+    trainer = ray_trainer(job.config, mailbox, need, folder, cloudpickle.dumps(job), left)
     if elastic:
         note_request(folder, request_name(trainer))
     trainer.fit()

@@ -16,6 +16,7 @@ from rayrec._runtime.threads import run_in_thread
 from rayrec.train.errors import Interrupted
 
 TICK_S = 0.1
+LEAVE_S = 10.0
 
 
 class StopSignals:
@@ -69,15 +70,25 @@ def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
         yield
 
 
-def run_in_background(function: Callable[[], object], signals: StopSignals) -> None:
+def run_in_background(
+    function: Callable[[], object], signals: StopSignals, left: threading.Event | None = None
+) -> None:
     """Call `function` in a thread and wait for its end. Signals are handled during the wait.
+
+    Args:
+        left: set when nobody waits for the function any more, which it then notices within `LEAVE_S` seconds.
 
     Raises:
         Interrupted: the stop took too long; the thread is abandoned.
         BaseException: what `function` raised.
     """
     future = run_in_thread(function, "rayrec-run")
-    while not wait([future], TICK_S).done:
-        if (reason := signals.reason_to_exit) is not None:
-            raise signals.interrupted(reason)
+    try:
+        while not wait([future], TICK_S).done:
+            if (reason := signals.reason_to_exit) is not None:
+                raise signals.interrupted(reason)
+    finally:
+        if left is not None:
+            left.set()
+            wait([future], LEAVE_S)
     future.result()

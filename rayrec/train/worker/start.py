@@ -1,6 +1,6 @@
 """The train function that Ray Train calls in each worker.
 
-Ray Train's controller imports this file too, so keep its imports few.
+On a cluster Ray Train's controller imports this file too, so keep its imports few.
 """
 
 from __future__ import annotations
