@@ -26,7 +26,7 @@ from tests.models.test_ranker_runs import ATTENTION, GENRES, ITEMS, rows
 from tests.serve.server import Server
 from tests.train.small import raw_config
 
-pytestmark = pytest.mark.long(10)
+pytestmark = pytest.mark.long(minutes=3)
 
 DIM = 8
 REQUIRED = {"over_arch": [16, 2], "deep_arch": [16, 2], "dense_arch": [16, DIM]}

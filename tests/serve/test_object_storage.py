@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -212,30 +209,3 @@ def test_a_file_may_name_a_bucket_and_a_limit_but_no_secret(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="was given with credentials") as caught:
         load_serve_config(tmp_path / "serve.yaml")
     assert "secret@" not in str(caught.value)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_rayrec_serve_takes_a_uri(model: Path, tmp_path: Path, options: str) -> None:
-    from tests.serve.test_on_ray import ask, until
-
-    send(version_of(model, tmp_path / "v1", 0.5), f"s3://{BUCKET}/ctr/v1{options}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    environment["PYTHONUNBUFFERED"] = "1"
-    words = ["serve", f"ctr=s3://{BUCKET}/ctr{options}", "--port", str(port), "--watch", "0.5"]
-    with open(tmp_path / "told", "w+") as told:
-        served = subprocess.Popen([sys.executable, "-m", "rayrec.cli", *words], env=environment, stdout=told)
-        try:
-            assert until(lambda: ask(port, "/score", {"rows": [GOOD]})["version"] == "v1", 120)
-            send(version_of(model, tmp_path / "v2", 0.9), f"s3://{BUCKET}/ctr/v2{options}")
-            assert until(lambda: ask(port, "/score", {"rows": [GOOD]})["version"] == "v2", 60)
-            # it answers before its driver, which looks now and then, has said so
-            assert until(lambda: "next: curl" in (tmp_path / "told").read_text(), 60)
-        finally:
-            served.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                served.wait(60)
-            served.kill()

@@ -22,6 +22,8 @@ import pytest
 
 from rayrec.train import export_run
 from tests.inference.runs import train
+from tests.s3 import s3_bucket
+from tests.serve.test_object_storage import BUCKET, send
 from tests.serve.test_service import another_version
 from tests.serve.test_v2 import certificate
 
@@ -92,85 +94,102 @@ class Clients:
             thread.join()
 
 
-@pytest.mark.long
+def killed_before(command: list[str], environment: dict[str, str], folder: Path) -> None:
+    """Start a service and kill its driver: its balancer ends, too, and leaves its port to the next service."""
+    with open(folder / "told", "w") as told:
+        service = subprocess.Popen(command, env=environment, stdout=told, start_new_session=True)
+    try:
+        assert until(lambda: "serving ctr" in (folder / "told").read_text(), 240), (folder / "told").read_text()
+        balancers = balancers_of(service)
+        left = files_of(balancers[0])
+    finally:
+        service.kill()
+        service.wait()
+    assert until(lambda: not any(map(is_haproxy, balancers)), 120), "HAProxy goes on"
+    assert left.exists()
+    shutil.rmtree(left)
+
+
+def balancers_of(service: subprocess.Popen[bytes]) -> list[int]:
+    found = [pid for pid in processes_under(service.pid) if is_haproxy(pid)]
+    assert found
+    return found
+
+
+def files_of(balancer: int) -> Path:
+    """The folder of its config."""
+    words = Path(f"/proc/{balancer}/cmdline").read_text().split("\0")
+    return Path(words[words.index("-f") + 1]).parents[1]
+
+
+@pytest.mark.long(minutes=3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("front", ["haproxy", "direct"])
 def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(tmp_path: Path, front: str) -> None:
+    """Of a folder, on the port of a service whose driver was killed; without HAProxy, of a bucket."""
     model = export_run(train(tmp_path / "run"), tmp_path / "export").folder
     models = tmp_path / "models"
     models.mkdir()
-    another_version(model, models / "v1")
     (tmp_path / "token").write_text("s3cret\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={models}", "--port", str(port), "--watch", "0.5"]
-    command += ["--token-file", str(tmp_path / "token"), *(["--direct"] if front == "direct" else [])]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    with open(tmp_path / "told", "w") as told:
-        service = subprocess.Popen(command, env=environment, stdout=told, start_new_session=True)
-    started: set[int] = set()
-    try:
-        assert until(lambda: "serving ctr" in (tmp_path / "told").read_text(), 120), "the service does not come up"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(port, "/score", {"rows": [GOOD]})
-        assert ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v1"
-        another_version(model, models / "v2")
-        assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 60)
-        replica = ask(port, "/healthz")["pid"]
-        assert os.getpriority(os.PRIO_PROCESS, replica) == os.getpriority(os.PRIO_PROCESS, 0)
-        clients = Clients(port, "s3cret")
-        assert until(lambda: len(clients.answered) > 20, 90)
-        killed = time.monotonic()
-        os.kill(replica, signal.SIGKILL)
-        ports = [port] if front == "haproxy" else [port, port + 1]  # the next one, where the old is not free yet
-        back = until(lambda: first_that_answers(ports), 180)
-        assert back and ask(back, "/healthz")["pid"] != replica, "the replica does not come back"
-        if back == port:
-            assert until(lambda: clients.answered[-1] > time.monotonic() - 0.5, 60)
-        clients.close()
-        gap, lost = time.monotonic() - killed, len(clients.failed)
-        print(f"{front}: {lost} failed requests of {lost + len(clients.answered)}, answers after {gap:.1f} s")
-        # None need fail: HAProxy tries again, and a new replica may be there by then.
-        assert all(at >= killed for at in clients.failed), "requests failed before the kill"
-        found = ask(back, "/score", {"rows": [GOOD]}, "s3cret")
-        assert found["version"] == "v2"
-        started = processes_under(service.pid)
-        assert started
-    finally:
-        before = (tmp_path / "told").read_text()  # with what Ray says of the replica that was killed
-        heard = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN  # not under nohup, which the service inherits
-        service.send_signal(signal.SIGHUP if front == "haproxy" and heard else signal.SIGINT)
-        assert service.wait(120) == 0
-    assert (tmp_path / "told").read_text() == before, "a stop says nothing"
-    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
+    with contextlib.ExitStack() as stack:
+        options = stack.enter_context(s3_bucket(BUCKET)) if front == "direct" else ""
+        place = f"s3://{BUCKET}/ctr{options}" if options else str(models)
 
+        def add(version: str) -> None:
+            folder = another_version(model, models / version)
+            if options:
+                send(folder, f"s3://{BUCKET}/ctr/{version}{options}")
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_service_whose_driver_was_killed_leaves_its_port_to_the_next(tmp_path: Path) -> None:
-    model = export_run(train(tmp_path / "run"), tmp_path / "export").folder
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={model}", "--port", str(port)]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    for signal_number in (signal.SIGKILL, signal.SIGINT):
+        add("v1")
+        command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={place}", "--port", str(port), "--watch", "0.5"]
+        command += ["--token-file", str(tmp_path / "token"), *(["--direct"] if front == "direct" else [])]
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+        environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+        if front == "haproxy":
+            killed_before(command, environment, tmp_path)
         with open(tmp_path / "told", "w") as told:
-            service = subprocess.Popen(command, env=environment, stdout=told, stderr=told, start_new_session=True)
+            service = subprocess.Popen(command, env=environment, stdout=told, start_new_session=True)
+        started: set[int] = set()
         try:
-            assert until(lambda: "serving ctr" in (tmp_path / "told").read_text(), 120), (tmp_path / "told").read_text()
-            assert "label" in ask(port, "/score", {"rows": [GOOD]})["scores"]
-            balancers = [pid for pid in processes_under(service.pid) if is_haproxy(pid)]
-            assert balancers
-            words = Path(f"/proc/{balancers[0]}/cmdline").read_text().split("\0")
-            folder = Path(words[words.index("-f") + 1]).parents[1]
+            assert until(lambda: "serving ctr" in (tmp_path / "told").read_text(), 240), "the service does not come up"
+            assert until(lambda: "next: curl" in (tmp_path / "told").read_text(), 120)
+            balancer = files_of(balancers_of(service)[0]) if front == "haproxy" else None
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                ask(port, "/score", {"rows": [GOOD]})
+            assert ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v1"
+            add("v2")
+            assert until(lambda: ask(port, "/score", {"rows": [GOOD]}, "s3cret")["version"] == "v2", 120)
+            replica = ask(port, "/healthz")["pid"]
+            assert os.getpriority(os.PRIO_PROCESS, replica) == os.getpriority(os.PRIO_PROCESS, 0)
+            clients = Clients(port, "s3cret")
+            assert until(lambda: len(clients.answered) > 20, 180)
+            killed = time.monotonic()
+            os.kill(replica, signal.SIGKILL)
+            ports = [port] if front == "haproxy" else [port, port + 1]  # the next one, where the old is not free yet
+            back = until(lambda: first_that_answers(ports), 240)
+            assert back and ask(back, "/healthz")["pid"] != replica, "the replica does not come back"
+            if back == port:
+                assert until(lambda: clients.answered[-1] > time.monotonic() - 0.5, 120)
+            clients.close()
+            gap, lost = time.monotonic() - killed, len(clients.failed)
+            print(f"{front}: {lost} failed requests of {lost + len(clients.answered)}, answers after {gap:.1f} s")
+            # None need fail: HAProxy tries again, and a new replica may be there by then.
+            assert all(at >= killed for at in clients.failed), "requests failed before the kill"
+            found = ask(back, "/score", {"rows": [GOOD]}, "s3cret")
+            assert found["version"] == "v2"
+            started = processes_under(service.pid)
+            assert started
         finally:
-            service.send_signal(signal_number)
-            service.wait(120)
-        assert until(lambda left=balancers: not any(map(is_haproxy, left)), 30), "HAProxy goes on"
-        assert folder.exists() == (signal_number == signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
+            before = (tmp_path / "told").read_text()  # with what Ray says of the replica that was killed
+            heard = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN  # not under nohup, which the service inherits
+            service.send_signal(signal.SIGHUP if front == "haproxy" and heard else signal.SIGINT)
+            assert service.wait(240) == 0
+    assert (tmp_path / "told").read_text() == before, "a stop says nothing"
+    assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 120), "processes are left"
+    assert balancer is None or not balancer.exists()
 
 
 def is_haproxy(pid: int) -> bool:

@@ -310,7 +310,7 @@ def test_a_launch_evaluates_what_the_launch_before_left_and_counts_it(tmp_path: 
     assert 24 <= outcome["steps"] < 32
 
 
-@pytest.mark.long
+@pytest.mark.long(minutes=4)
 def test_a_run_has_the_figures_and_the_best_checkpoint_of_an_inline_run(tmp_path: Path) -> None:
     write_all(tmp_path)
     changes = {**BACKGROUND, "storage__keep": 2, "storage__keep_best": "auc"}

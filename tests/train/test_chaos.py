@@ -32,7 +32,7 @@ from tests.train import chaos
 from tests.train.row_log import assert_every_row_once, consumed
 from tests.train.small import raw_config, whole_checkpoints, write_all
 
-pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1600)]
+pytestmark = [pytest.mark.long(minutes=8), pytest.mark.timeout(1600)]
 
 SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=2, dense=3, largest=500, seed=3)
 # More epochs than the faults take: a node that was added may be used only after Ray has tried several times.
