@@ -195,7 +195,8 @@ def calibrated(
     """
     if not any(binary):
         raise ValueError("--calibrate: the model predicts numbers, which have no probabilities; leave it out")
-    logits, labels = (torch.cat([batch[part] for batch in batches]).float() for part in (0, 1))
+    logits = torch.cat([logits for logits, _, _ in batches]).float()
+    labels = torch.cat([labels for _, labels, _ in batches]).float()
     given = [weights for _, _, weights in batches if weights is not None]
     weights = torch.cat(given) if given else None
     columns = list(range(len(names)))
