@@ -100,6 +100,10 @@ def exclusion(
 
 def exclusion_inside(index: ItemIndex, queries: torch.Tensor, excluded: dict[str, list[list[int]]]) -> dict[str, float]:
     """As `exclusion`, without HTTP; and "for more", a search that excludes none, for as many items more."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)  # threads that wait for each other measure the machine's other load
+    torch.set_num_threads(1)
     k, more = 100, len(next(iter(excluded.values()))[0])
 
     def search(wanted: int, banned: list[list[int]] | None) -> float:

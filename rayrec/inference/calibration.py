@@ -195,8 +195,10 @@ def calibrated(
     """
     if not any(binary):
         raise ValueError("--calibrate: the model predicts numbers, which have no probabilities; leave it out")
-    logits, labels = (torch.cat([batch[part] for batch in batches]).float() for part in (0, 1))
-    weights = None if batches[0][2] is None else torch.cat([batch[2] for batch in batches if batch[2] is not None])
+    logits = torch.cat([logits for logits, _, _ in batches]).float()
+    labels = torch.cat([labels for _, labels, _ in batches]).float()
+    given = [weights for _, _, weights in batches if weights is not None]
+    weights = torch.cat(given) if given else None
     columns = list(range(len(names)))
     of_label = [(logits.view(len(logits), -1)[:, n], labels.view(len(labels), -1)[:, n]) for n in columns]
     module = Calibration([fit(kind, *of_label[n], weights, names[n]) if binary[n] else IDENTITY for n in columns])
