@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from rayrec.data import DataError, Mapping, Schema
-from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export, first_weights
+from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export, first_weights, row_seeds
 from rayrec.inference import ExportOptions, ItemIndex, Model
 from rayrec.serve import App, ModelSpec, Service
 from rayrec.train import Trainer, TrainError, export_run, parse_config
@@ -249,11 +249,22 @@ def test_a_mapping_without_the_map_is_refused(run: Path) -> None:
 
 
 def test_an_index_has_the_items_that_have_a_row_and_a_query_finds_them(tmp_path: Path) -> None:
+    """Tables are not trained, so each row has the first weights of its id: normal ones, drawn from its own seed."""
     for part, rows in (("train", 400), ("eval", 60)):
         write_histories(tmp_path / part, rows, seed=len(part))
     raw = with_dynamic_ids(retriever_config(tmp_path, "sasrec"), rows=32)  # for 60 items
     raw["trainer"] |= {"epochs": 1, "early_stopping": None}
+    raw["optimizers"]["sparse"] = {"kind": "adam", "lr": 1e-30}
     run = Trainer(parse_config(raw)).fit().folder
+    tensors, ((path, table),) = saved(raw), learner_of(make_job(raw)).model.tables().items()
+    used = tensors["map/history/score"] > 0
+    for vector, seed in zip(
+        tensors[f"table/{path}"][: len(used)][used],
+        row_seeds(tensors["map/history/identity"][used].numpy(), "history", table.seed).tolist(),
+        strict=True,
+    ):
+        first = torch.empty(1, 16).normal_(std=0.02, generator=torch.Generator().manual_seed(seed >> 1))
+        torch.testing.assert_close(vector[None], first, rtol=0, atol=0)
     items = pa.table({"item": np.arange(ITEMS), "name": [f"film {number}" for number in range(ITEMS)]})
     pq.write_table(items, tmp_path / "items.parquet")
     said = command("index", run, tmp_path / "index", "--items", tmp_path / "items.parquet")
