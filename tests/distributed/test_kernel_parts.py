@@ -173,6 +173,7 @@ def test_rows_that_were_looked_up_for_training_are_marked_once(make: Callable[..
     assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]
     kernel.lookup(lookups)
     assert [rows.tolist() for rows in kernel.touched.take()] == [[0, 2], [1]]
+    assert kernel.touched.num_distinct(lookups.ids, [0, 3, 3], [3, 3, 4]) == 3
     assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]
     nothing = torch.tensor([], dtype=torch.int64)
     kernel.lookup(Lookups(nothing, torch.zeros(4, dtype=torch.int64), None))

@@ -107,8 +107,11 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         """
         return PendingInput(self.ids_ahead, features)
 
-    def _prepare(self, features: KeyedJaggedTensor) -> RoutedFeatures:
+    def _prepare(self, features: KeyedJaggedTensor, on_device: bool) -> RoutedFeatures:
         """Checks a batch, and returns the ids to send, counts for every rank, and the data to keep.
+
+        Args:
+            on_device: whether a GPU has the batch too.
 
         Raises:
             ValueError: a batch that cannot be looked up.
@@ -125,7 +128,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         sent, kept = self._sharded.prepare(kjt)
         if self._replicated is None:
             return sent, (), Kept(kept, None, collection_data)
-        counts, replicated = self._replicated.prepare(kjt)
+        counts, replicated = self._replicated.prepare(kjt, on_device and not features.variable_stride_per_key())
         return sent, counts, Kept(kept, replicated, collection_data)
 
     @abstractmethod
@@ -138,7 +141,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
             sent = (header[VALUES] for header in ids.sent)
             self._sent_ids = [sum(counts) for counts in zip_longest(self._sent_ids, sent, fillvalue=0)]
         with trace.span(trace.LOOKUP):
-            replicated = None if self._replicated is None else self._replicated.lookup(ids)
+            replicated = None if self._replicated is None else self._replicated.lookup(ids, self._on_device)
             return BatchVectors(ids, self._sharded.lookup(ids), replicated)
 
     def output_dist(self, vectors: BatchVectors) -> LazyAwaitable[Result]:
@@ -151,6 +154,10 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
             return self._result(tensors, ids.kept.collection)
 
         return self.awaitable(result)
+
+    def _on_device(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The input of the executors, on a GPU."""
+        return self._input(features)[0]
 
     @abstractmethod
     def _result(self, tensors: list[torch.Tensor], collection_data: Any) -> Result:

@@ -8,7 +8,7 @@ travel in the headers of the batch's ids.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -47,6 +47,23 @@ class GroupIds:
     factors_BE: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class GroupSizes:
+    """What the host knows of a batch whose ids for one kernel are prepared on the device.
+
+    Args:
+        ids: number of ids.
+        distinct: number of distinct rows, if other ranks get them; else None.
+        trains: whether the tables train.
+        factors_BE: factors that turn sums into means, or None.
+    """
+
+    ids: int
+    distinct: int | None
+    trains: bool
+    factors_BE: torch.Tensor | None
+
+
 class _Group(Generic[Config]):
     """Tables that share a kernel; each feature reads some rows of its matrix."""
 
@@ -68,7 +85,33 @@ class _Group(Generic[Config]):
         self.outputs = make_outputs(configs)
         self.pooled = isinstance(configs[0], EmbeddingBagConfig)
         self.scale = MeanScale(configs, self.outputs)
-        self.features = FeatureOrder([output.feature for output in self.outputs], setup.weighted)
+        names = [output.feature for output in self.outputs]
+        self.features = FeatureOrder(names, setup.weighted)
+        self._on_device, self._names = FeatureOrder(names, setup.weighted, setup.context.device), names
+
+    def sizes_of(
+        self, kjt: KeyedJaggedTensor, trains: bool, exchanges: bool, factors_BE: torch.Tensor | None
+    ) -> GroupSizes:
+        """The sizes of a batch on the host, for `on_device`.
+
+        Args:
+            exchanges: whether other ranks get the rows.
+        """
+        index, edges = kjt.index_per_key(), kjt.offset_per_key()
+        starts_L = [edges[index[name]] for name in self._names]
+        stops_L = [edges[index[name] + 1] for name in self._names]
+        distinct = None
+        if trains and exchanges:
+            distinct = self.kernel.matrix.num_distinct(kjt.values(), starts_L, stops_L)
+        return GroupSizes(sum(stops_L) - sum(starts_L), distinct, trains, factors_BE)
+
+    def on_device(self, kjt: KeyedJaggedTensor, sizes: GroupSizes) -> GroupIds:
+        """The ids of a batch on a GPU. The host does not wait."""
+        ids, matrix = self._on_device.of(kjt, sizes.ids), self.kernel.matrix
+        rows = matrix.rows(ids.values, ids.lengths.sum(1, dtype=torch.int64))
+        offsets = ops.complete_cumsum(ids.lengths.reshape(-1).to(torch.int64)) if self.pooled else None
+        groups = DistinctRows.of(rows, matrix.num_rows, sizes.distinct) if sizes.trains else None
+        return GroupIds(rows, offsets, ids.weights, groups, sizes.factors_BE)
 
 
 class ReplicatedExecutor(Generic[Config]):
@@ -87,29 +130,53 @@ class ReplicatedExecutor(Generic[Config]):
         self.groups = [_Group(setup, tables) for tables in by_key.values()]
         self.kernels: list[MatrixKernel] = [group.kernel for group in self.groups]
         self.blocks: list[list[Output]] = [list(group.outputs) for group in self.groups]
-        self._anchor = make_anchor(setup.context.device)
+        self._anchor, self._weighted = make_anchor(setup.context.device), setup.weighted
 
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
 
-    def prepare(self, kjt: KeyedJaggedTensor) -> tuple[tuple[int, ...], tuple[GroupIds, ...]]:
+    def prepare(
+        self, kjt: KeyedJaggedTensor, on_device: bool
+    ) -> tuple[tuple[int, ...], tuple[GroupIds | GroupSizes, ...]]:
         """Each kernel's number of distinct rows, which every rank must know before its lookup, and the ids to keep.
 
-        Distinct rows are computed only for training.
-        """
-        kept, trains = [], torch.is_grad_enabled()
-        for group in self.groups:
-            ids = group.features.of(kjt)
-            counts_L = ids.lengths.sum(1, dtype=torch.int64)
-            rows = group.kernel.matrix.rows(ids.values.to(torch.int64), counts_L)
-            offsets = ops.complete_cumsum(ids.lengths.view(-1).to(torch.int64)) if group.pooled else None
-            groups = DistinctRows.of(rows) if trains and not group.frozen else None
-            kept.append(GroupIds(rows, offsets, ids.weights, groups, group.scale.of(kjt)))
-        return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
+        Distinct rows are computed only for training. A GPU that has the batch finds them itself: the host counts them
+        for the exchange.
 
-    def lookup(self, ids: RankIds) -> list[torch.Tensor]:
-        """Each kernel's vectors, output after output: means for tables with mean pooling, sums, or vectors per id."""
+        Args:
+            kjt: the batch on the host.
+            on_device: whether a GPU has it too.
+        """
+        kept: list[GroupIds | GroupSizes] = []
+        counts, grad = list[int](), torch.is_grad_enabled()
+        on_device = on_device and not (self._weighted and grad and kjt.weights().requires_grad)
+        for group in self.groups:
+            trains, factors_BE = grad and not group.frozen, group.scale.of(kjt)
+            if on_device:
+                sizes = group.sizes_of(kjt, trains, self.world_size > 1, factors_BE)
+                counts.append(sizes.distinct or 0)
+                kept.append(sizes)
+            else:
+                ids = group.features.of(kjt)
+                rows = group.kernel.matrix.rows(ids.values, ids.lengths.sum(1, dtype=torch.int64))
+                offsets = ops.complete_cumsum(ids.lengths.view(-1).to(torch.int64)) if group.pooled else None
+                groups = DistinctRows.of(rows) if trains else None
+                counts.append(0 if groups is None else groups.distinct.numel())
+                kept.append(GroupIds(rows, offsets, ids.weights, groups, factors_BE))
+        return tuple(counts), tuple(kept)
+
+    def lookup(self, ids: RankIds, on_device: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> list[torch.Tensor]:
+        """Each kernel's vectors, output after output: means for tables with mean pooling, sums, or vectors per id.
+
+        Args:
+            on_device: returns the executor's input, from the collection's.
+        """
         kept: tuple[GroupIds, ...] = ids.kept.replicated
+        if kept and isinstance(kept[0], GroupSizes):
+            assert ids.features is not None
+            kjt = on_device(ids.features)
+            pairs = zip(self.groups, ids.kept.replicated, strict=True)
+            kept = tuple(group.on_device(kjt, sizes) for group, sizes in pairs)
         weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
         vectors = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
@@ -159,5 +226,7 @@ class _Lookup(torch.autograd.Function):
         counts = [[of_rank[number] for number in trained] for of_rank in ctx.counts]
         exchanged = exchange_rows(rows, sums, counts, executor.group) if trained else []
         for number, kernel, (all_rows, all_sums) in zip(trained, kernels, exchanged, strict=True):
-            leaf_grads += kernel.train_all(all_rows, all_sums.div_(executor.world_size), ctx.rates[number])
+            if executor.world_size > 1:
+                all_sums.div_(executor.world_size)
+            leaf_grads += kernel.train_all(all_rows, all_sums, ctx.rates[number], executor.world_size == 1)
         return None, None, None, None, *weight_grads, *leaf_grads

@@ -10,6 +10,7 @@ import torch
 
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.local_table import Lookups
+from rayrec.sparse import KeyedJaggedTensor
 
 # Columns of a header. One count for each kernel group and for each group of replicated tables follows.
 VALUES, BATCH, FAILED, NUMBER, COLLECTION, GROUPS = 0, 1, 2, 3, 4, 5
@@ -103,12 +104,14 @@ class SentIds:
         wait: waits for the exchange, and on CPUs returns each rank's message; None if nothing is exchanged.
         arrived: a GPU's receive buffer.
         words: a GPU's send buffer.
+        features: the batch on a GPU.
     """
 
     batch: HostIds
     wait: Callable[[], Any] | None = None
     arrived: torch.Tensor | None = None
     words: torch.Tensor | None = None
+    features: KeyedJaggedTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class RankIds:
         weights: all received weights if they need gradients; backward must reach them on every rank.
         units: position in the result of each unit of the vectors that come back (see `SequenceOrder`); None if they
             come in order.
+        features: this rank's own batch on a GPU.
     """
 
     lookups: Mapping[int, Lookups]
@@ -134,3 +138,4 @@ class RankIds:
     kept: Kept
     weights: torch.Tensor | None
     units: torch.Tensor | None
+    features: KeyedJaggedTensor | None

@@ -128,11 +128,11 @@ class IdExchange:
                 assert self.device_split is not None
                 words = self._words(self.device_split.split(features, outgoing), to_ranks)
             if self._alone or not self._sends:
-                return SentIds(batch, arrived=words)
+                return SentIds(batch, arrived=words, features=features)
             received = [sum(sizes) for sizes in from_ranks]
             arrived = words.new_empty(sum(received))
             wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._context.group)
-            return SentIds(batch, wait, arrived, words)
+            return SentIds(batch, wait, arrived, words, features)
         if self._alone or not self.on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
@@ -195,6 +195,7 @@ class IdExchange:
             kept=batch.kept,
             weights=None if self._alone else trained,
             units=units,
+            features=sent.features,
         )
 
     def _raise_for(self, outgoing: OutgoingIds, received: Headers) -> None:

@@ -91,24 +91,29 @@ class IdCheck:
 
 
 class FeatureOrder:
-    """Selects features of batches on the host; caches the order for each list of keys.
+    """Selects features of batches; caches the order for each list of keys.
 
     Args:
         features: features to select, in order; a feature may come several times.
         weighted: whether ids carry weights.
+        device: device of the batches.
     """
 
-    def __init__(self, features: Sequence[str], weighted: bool) -> None:
-        self._features, self._weighted = tuple(features), weighted
+    def __init__(self, features: Sequence[str], weighted: bool, device: torch.device | None = None) -> None:
+        self._features, self._weighted, self._device = tuple(features), weighted, device
         self._orders: dict[tuple[str, ...], torch.Tensor | None] = {}
 
-    def of(self, kjt: KeyedJaggedTensor) -> Ids:
-        """The features' ids: lengths `[F, B]`, int64 values."""
+    def of(self, kjt: KeyedJaggedTensor, num_ids: int | None = None) -> Ids:
+        """The features' ids: lengths `[F, B]`, int64 values.
+
+        Args:
+            num_ids: their number; without it the host waits for a GPU.
+        """
         keys = tuple(kjt.keys())
         if keys not in self._orders:
             order = [kjt.index_per_key()[feature] for feature in self._features]
             in_order = order == list(range(len(keys)))
-            self._orders[keys] = None if in_order else torch.tensor(order, dtype=torch.int32)
+            self._orders[keys] = None if in_order else torch.tensor(order, dtype=torch.int32).to(self._device)
         order_F = self._orders[keys]
         weights = kjt.weights() if self._weighted else None
         lengths_FB, values = kjt.lengths().view(len(keys), kjt.stride()), kjt.values().to(torch.int64)
@@ -116,7 +121,7 @@ class FeatureOrder:
             return Ids(lengths_FB, values, weights)
         if not self._features:
             return Ids(lengths_FB[:0], values[:0], None if weights is None else weights[:0])
-        return Ids(*ops.permute_segments(order_F, lengths_FB, values, weights))
+        return Ids(*ops.permute_segments(order_F, lengths_FB, values, weights, num_ids))
 
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
@@ -129,7 +134,8 @@ class InputDist:
 
     Args:
         device: device of the tables.
-        prepare: checks and prepares features on the host; for a GPU it runs in a thread, batch after batch.
+        prepare: checks and prepares features on the host, and is told whether the device has them too; for a GPU it
+            runs in a thread, batch after batch.
         exchange: sends the result of `prepare`.
         updates: whether backward updates tables, so that gradients must not be scaled.
     """
@@ -137,7 +143,7 @@ class InputDist:
     def __init__(
         self,
         device: torch.device,
-        prepare: Callable[[KeyedJaggedTensor], RoutedFeatures],
+        prepare: Callable[[KeyedJaggedTensor, bool], RoutedFeatures],
         exchange: IdExchange,
         updates: bool,
     ) -> None:
@@ -155,7 +161,7 @@ class InputDist:
         with span(ROUTE):
             outgoing: OutgoingIds | None = None
             try:
-                kjt, counts, kept = self._prepare(features)
+                kjt, counts, kept = self._prepare(features, on_device)
                 split = exchange.device_split if on_device and kjt is features else None
                 outgoing = exchange.sender.pack(kjt, counts, None if split is None else split.count(kjt))
                 batch = HostIds(OnHost(outgoing), kept) if exchange.on_cpu else exchange.prepare(outgoing, kept)

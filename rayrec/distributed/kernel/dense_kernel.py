@@ -57,8 +57,12 @@ class DenseKernel:
         grad_RD = torch.zeros_like(self.matrix.weight_RD)
         return self.matrix.split(grad_RD.index_copy_(0, rows, grads.to(grad_RD.dtype)))
 
-    def train_all(self, rows: torch.Tensor, grads: torch.Tensor, rate: float = 0.0) -> list[torch.Tensor]:
-        """As `train`, for rows that may repeat."""
+    def train_all(
+        self, rows: torch.Tensor, grads: torch.Tensor, rate: float = 0.0, distinct: bool = False
+    ) -> list[torch.Tensor]:
+        """As `train`, for rows that may repeat unless `distinct`."""
+        if distinct:
+            return self.train(rows, grads)
         groups = DistinctRows.of(rows, self.matrix.num_rows)
         return self.train(groups.distinct, groups.sum(grads))
 

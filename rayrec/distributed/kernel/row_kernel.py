@@ -105,8 +105,12 @@ class RowKernel:
         formulas.apply(weight_RD, step, self._formula)
         return ()
 
-    def train_all(self, rows: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
-        """As `train`, for rows that may repeat: gradients of equal rows are added up in order."""
+    def train_all(
+        self, rows: torch.Tensor, grads: torch.Tensor, rate: float, distinct: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """As `train`, for rows that may repeat unless `distinct`: gradients of equal rows are added up in order."""
+        if distinct and self._compiled_rows is None:
+            return self.train(rows, grads, rate)
         if self._compiled_rows is None or grads.numel() >= LOOP_LIMIT:
             groups = DistinctRows.of(rows, self.matrix.num_rows)
             return self.train(groups.distinct, groups.sum(grads), rate)

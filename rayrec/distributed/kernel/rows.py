@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -15,6 +16,7 @@ from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable, Lookups
 
 _SORT_LOOPS = "rayrec.distributed.kernel.sort_loops"
+_INT32_MAX = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,27 @@ class DistinctRows:
     starts: torch.Tensor
 
     @classmethod
-    def of(cls, rows: torch.Tensor, spare: int | None = None) -> DistinctRows:
+    def of(cls, rows: torch.Tensor, spare: int | None = None, number: int | None = None) -> DistinctRows:
         """Groups int64 row numbers `[N]`.
 
         Args:
-            spare: An unused row. With it, a GPU returns N groups, of which the last ones are empty and of this row, so
-                that the host does not wait for the number of groups.
+            spare: An unused row, larger than all others. With it, a GPU returns `number` groups, of which the last ones
+                are empty and of this row, so that the host does not wait for the number of groups.
+            number: At least the number of distinct rows, for GPUs; by default N.
         """
         if not rows.is_cuda and rows.numel() and rows.numel() < LOOP_LIMIT > int(rows.max()):
             distinct, order, starts = (torch.empty_like(rows) for _ in range(3))
             found = loops(_SORT_LOOPS).group(*(each.numpy() for each in (rows.contiguous(), distinct, order, starts)))
             return cls(distinct[:found], order, starts[:found])
-        ordered, order = torch.sort(rows, stable=True)
-        if spare is not None and rows.is_cuda and rows.numel():
+        if spare is not None and rows.is_cuda:
+            # A GPU sorts digit by digit: small types take fewer passes.
+            ordered, order = torch.sort(rows.to(torch.int32) if spare <= _INT32_MAX else rows, stable=True)
             group = (ordered.diff() != 0).cumsum(0)
-            starts = torch.searchsorted(F.pad(group, (1, 0)), torch.arange(rows.numel(), device=rows.device))
-            return cls(F.pad(ordered, (0, 1), value=spare).index_select(0, starts), order, starts)
+            numbers = torch.arange(rows.numel() if number is None else number, device=rows.device)
+            starts = torch.searchsorted(F.pad(group, (1, 0)), numbers)
+            distinct = F.pad(ordered, (0, 1), value=spare).index_select(0, starts)
+            return cls(distinct.to(torch.int64), order, starts)
+        ordered, order = torch.sort(rows, stable=True)
         distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
         return cls(distinct, order, counts.cumsum(0) - counts)
 
@@ -83,6 +90,18 @@ class StackedTables:
         shift_L = torch.tensor([self.first_rows[table] for table in table_of_lookup], dtype=torch.int64)
         self._shift_L = {"cpu": shift_L, device.type: shift_L.to(device)} if shift_L.any() else None
         self.table_of_lookup, self.num_lookups = list(table_of_lookup), len(table_of_lookup)
+
+    def num_distinct(self, ids: torch.Tensor, starts_L: Sequence[int], stops_L: Sequence[int]) -> int:
+        """The number of distinct rows of the stack that a batch reads.
+
+        Args:
+            ids: `[N]`, on the host, each inside its table.
+            starts_L, stops_L: Positions of each lookup's ids.
+        """
+        values = ids.to(torch.int64).contiguous().numpy().view(np.uint64)
+        first_L = np.array([self.first_rows[table] for table in self.table_of_lookup], np.uint64)
+        edges = (np.array(positions, np.uint64) for positions in (starts_L, stops_L))
+        return int(loops(_SORT_LOOPS).num_distinct(values, *edges, first_L, self.num_rows))
 
     def ids(self, lookups: Lookups) -> torch.Tensor:
         """The ids of `lookups` as rows of the stack."""

@@ -11,7 +11,9 @@ from rayrec._runtime.numba_loops import compiled
 
 _ONE, _ZERO, _HALF, _LOW = nb.uint64(1), nb.uint64(0), nb.uint64(32), nb.uint64(2**32 - 1)
 _DIGIT = 11  # bits that are sorted in one pass: the counts fit in the L1 cache
-_TYPES = dict.fromkeys(("rows", "distinct", "order", "starts"), "int64[::1]")
+_TYPES = dict.fromkeys(("rows", "distinct", "order", "starts"), "int64[::1]") | {"num_rows": "int64"}
+_TYPES |= dict.fromkeys(("values", "starts_L", "stops_L", "first_L"), "uint64[::1]")
+_WORD, _BIT = nb.uint64(6), nb.uint64(63)  # a row's word of 64 bits, and its bit in the word
 
 
 @nb.njit
@@ -65,4 +67,17 @@ def group(rows: Any, distinct: Any, order: Any, starts: Any) -> Any:
             distinct[found], starts[found] = nb.int64(row), nb.int64(number)
             found += _ONE
             last = row
+    return nb.int64(found)
+
+
+@compiled(_TYPES)
+def num_distinct(values: Any, starts_L: Any, stops_L: Any, first_L: Any, num_rows: Any) -> Any:
+    """The number of distinct rows below `num_rows` that lookups read: ids plus the first row of their table."""
+    seen, found = np.zeros((num_rows >> 6) + 1, np.uint64), _ZERO
+    for lookup in range(starts_L.size):
+        for pos in range(starts_L[lookup], stops_L[lookup]):
+            row = values[pos] + first_L[lookup]
+            word, bit = seen[row >> _WORD], row & _BIT
+            found += _ONE ^ ((word >> bit) & _ONE)
+            seen[row >> _WORD] = word | (_ONE << bit)
     return nb.int64(found)
