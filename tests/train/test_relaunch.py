@@ -258,7 +258,8 @@ def test_a_config_of_init_goes_on_after_sigkill_with_two_workers(
     for name, kills in (("whole", False), ("killed", True)):
         mark = secrets.token_hex(8)
         words = [sys.executable, "-m", "rayrec.cli", "train", "census.yaml", "--name", name]
-        words += [f"--set={field}" for field in ("trainer.num_workers=2", "trainer.checkpoint_every=20")]
+        fields = ("trainer.num_workers=2", "trainer.checkpoint_every=20", "trainer.epochs=2")
+        words += [f"--set={field}" for field in fields]
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         env |= {"PYTHONPATH": str(configs.ROOT), MARK: mark}
         if kills:
