@@ -156,6 +156,8 @@ def test_one_process_and_replicated_tables_alone_need_no_exchange() -> None:
         plan = {table.name: cut(table, kind, [0]) for table in TABLES}
         sharded = EmbeddingBagCollectionSharder(dedup=True).shard(ebc, plan, ShardingEnv.from_local(1, 0), DEVICE)
         torch.testing.assert_close(sharded(kjt).wait().values(), ebc(kjt).values())
+        on_host = DEVICE.type == "cpu" and kind is ShardingType.TABLE_WISE  # one GPU sends no ids
+        assert ("each distinct id once" in sharded.extra_repr()) is on_host
 
 
 def test_a_batch_without_any_id_trains_too() -> None:

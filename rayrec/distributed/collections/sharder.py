@@ -52,7 +52,9 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         by_table: per-table overrides of `fused_params`, by table name.
         codec: number formats of the vectors on the wire; float32 by default.
         dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once. Results do not
-            change. "auto": in batches where that is faster; bags are never deduplicated.
+            change. "auto": in batches where that is faster; bags are never deduplicated. On GPUs "auto" is False,
+            because the host finds the distinct ids, slower than a GPU looks all of them up; so is True on one GPU,
+            which sends no ids.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
@@ -98,12 +100,17 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         for config in configs:
             kernel = EmbeddingComputeKernel(params[config.name].compute_kernel)
             check_trainable(config, kernel, optimizers[config.name], device)
+        context = RankContext.of(env, device)
+        # Deduplication saves traffic, and on CPUs lookups. For GPUs the host finds the distinct ids.
+        dedup = self._dedup
+        if device.type == "cuda" and (context.world_size == 1 or dedup == "auto"):
+            dedup = False
         setup = Setup(
             tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in configs),
-            context=RankContext.of(env, device),
+            context=context,
             codec=self.codec or Codec(),
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
-            dedup=self._dedup,
+            dedup=dedup,
         )
         copied, cut = ([t for t in setup.tables if t.sharding.replicated == kind] for kind in (True, False))
         replicated = ReplicatedExecutor(replace(setup, tables=tuple(copied))) if copied else None

@@ -57,6 +57,7 @@ class IdExchange:
 
     Attributes:
         name: name of the collection in errors.
+        alone: whether there are no other ranks.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class IdExchange:
         find_units: Callable[[OutgoingIds], torch.Tensor | None] | None = None,
     ) -> None:
         self.routes, self._context, self._weighted, self.name = routes, context, weighted, ""
-        self._alone, self._num_counts, self._find_units = context.world_size == 1, num_counts, find_units
+        self.alone, self._num_counts, self._find_units = context.world_size == 1, num_counts, find_units
         by_id = find_units is not None
         self.sender = IdSender(routes, weighted, by_id, num_counts)
         self._receiver = IdReceiver(routes, context.rank, context.device, sources, rank_by_rank=by_id)
@@ -99,10 +100,14 @@ class IdExchange:
     def announce(self, batch: HostIds) -> HostIds:
         """For GPUs: exchanges sizes on the hosts, and returns the batch ready to be sent."""
         outgoing = batch.outgoing.item
-        width = outgoing.header.shape[1]
-        # Headers of all collections have one width, so that a rank that calls another collection is recognized.
-        padded = F.pad(outgoing.header, (0, -width % HEADER_WIDTH))
-        received: Headers = comm.exchange_on_hosts(padded, self._host_group)[:, :width].tolist()
+        received: Headers
+        if self.alone:
+            received = outgoing.header.tolist()
+        else:
+            width = outgoing.header.shape[1]
+            # Headers of all collections have one width, so that a rank that calls another collection is recognized.
+            padded = F.pad(outgoing.header, (0, -width % HEADER_WIDTH))
+            received = comm.exchange_on_hosts(padded, self._host_group)[:, :width].tolist()
         if any(header[FAILED] for header in received):
             return HostIds(batch.outgoing, batch.kept, OnHost(received))
         to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
@@ -127,13 +132,13 @@ class IdExchange:
             if words is None:
                 assert self.device_split is not None
                 words = self._words(self.device_split.split(features, outgoing), to_ranks)
-            if self._alone or not self._sends:
+            if self.alone or not self._sends:
                 return SentIds(batch, arrived=words, features=features)
             received = [sum(sizes) for sizes in from_ranks]
             arrived = words.new_empty(sum(received))
             wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._context.group)
             return SentIds(batch, wait, arrived, words, features)
-        if self._alone or not self.on_cpu:
+        if self.alone or not self.on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
         to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
@@ -183,7 +188,7 @@ class IdExchange:
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             counts_to, counts_from = ([header[VALUES] for header in headers] for headers in (sent_headers, received))
             trained = weights.to(ids.values.device)
-            if not self._alone:
+            if not self.alone:
                 trained = _Weights.apply(weights, ids.weights, counts_to, counts_from, self._context.group)
             ids = replace(ids, weights=trained)
         return RankIds(
@@ -193,7 +198,7 @@ class IdExchange:
             batch_sizes=batch_sizes,
             counts=[header[len(header) - self._num_counts :] for header in received],
             kept=batch.kept,
-            weights=None if self._alone else trained,
+            weights=None if self.alone else trained,
             units=units,
             features=sent.features,
         )

@@ -61,11 +61,13 @@ class IdCheck:
             check_input(kjt, (), weighted=True)
         if values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
-        lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
-        if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops index by lengths
-            raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
-        cached = kjt.length_per_key_or_none()
-        counts = kjt.length_per_key() if cached is None else lengths_KB.sum(1).tolist()
+        lengths = kjt.lengths().view(len(keys), kjt.stride()).contiguous()
+        lengths_KB = (lengths if lengths.dtype is torch.int32 else lengths.to(torch.int64)).numpy()
+        totals, ids = np.empty(len(keys), np.int64), values.to(torch.int64).contiguous().numpy().view(np.uint64)
+        found = self._loops.CHECKS[lengths_KB.dtype](lengths_KB, self._limits[keys], ids, totals)
+        if found < 0:  # compiled loops index by lengths
+            raise ValueError(f"the input has a length of {found}; lengths are 0 or more")
+        cached, counts = kjt.length_per_key_or_none(), totals.tolist()
         if sum(counts) != values.numel():
             raise ValueError(f"the input's lengths add up to {sum(counts)}, but it has {values.numel()} ids")
         offsets = kjt.offset_per_key_or_none()
@@ -75,10 +77,7 @@ class IdCheck:
                 f"the lengths of features {list(keys)} add up to {counts}, but length_per_key is {cached} and "
                 f"offset_per_key is {offsets}: they belong to other lengths; make a new KeyedJaggedTensor"
             )
-        if not self._table_of:
-            return
-        ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
-        if self._loops.any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
+        if found > 0:
             self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
@@ -196,7 +195,7 @@ class InputDist:
                 if pending.trainable or not torch.is_grad_enabled():
                     return pending
                 break
-        return PendingInput(self, features)
+        return PendingInput(self, features, needed_now=True)
 
     def drop(self, pending: PendingInput) -> bool:
         """Forgets a batch; returns whether it had not been taken."""
@@ -211,9 +210,13 @@ class InputDist:
 
 
 class PendingInput(Awaitable[RankIds]):
-    """A batch during the exchange of its ids. `trainable`: it was started with gradients enabled."""
+    """A batch during the exchange of its ids. `trainable`: it was started with gradients enabled.
 
-    def __init__(self, input_dist: InputDist, features: KeyedJaggedTensor) -> None:
+    Args:
+        needed_now: whether the caller waits for it next.
+    """
+
+    def __init__(self, input_dist: InputDist, features: KeyedJaggedTensor, needed_now: bool = False) -> None:
         self.features, self.trainable = features, torch.is_grad_enabled()
         self._device, self._exchange = input_dist.device, input_dist.exchange
         self._sent: SentIds | None = None
@@ -234,7 +237,9 @@ class PendingInput(Awaitable[RankIds]):
             with torch.set_grad_enabled(self.trainable):
                 return Upload(input_dist.route(on_host, on_device), trained)
 
-        self._routed: Future[Upload[HostIds]] = _router().submit(prepare)
+        # Without other ranks, whose order of exchanges is that of the thread, a batch needs no thread.
+        run = _at_once if needed_now and self._exchange.alone else _router().submit
+        self._routed: Future[Upload[HostIds]] = run(prepare)
 
     def send(self) -> None:
         """Sends the routed batch, once, on the current stream; an error is kept for `wait`."""
@@ -269,6 +274,15 @@ class PendingInput(Awaitable[RankIds]):
         for buffer in (self._upload.on_device, self._sent.arrived, self._sent.words):
             if buffer is not None:
                 buffer.record_stream(stream)
+
+
+def _at_once(work: Callable[[], Upload[HostIds]]) -> Future[Upload[HostIds]]:
+    done: Future[Upload[HostIds]] = Future()
+    try:
+        done.set_result(work())
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 @cache

@@ -19,7 +19,8 @@ _ANY = nb.uint64(2**63 - 1)
 _ONE, _BYTE, _FEW = nb.uint64(1), nb.uint64(255), nb.uint64(8)
 _BITS = nb.uint64(32)  # ids of tables with equal buckets fit in 32 bits
 _TYPES = dict.fromkeys(("values", "rows_K", "block_V", "first_S", "out"), "uint64[::1]")
-_TYPES |= dict.fromkeys(("first_K", "key_V", "buckets_V", "first_V", "total_S", "origins", "shift_V"), "int64[::1]")
+_TYPES |= dict.fromkeys(("first_K", "key_V", "buckets_V", "first_V", "total_S", "total_K"), "int64[::1]")
+_TYPES |= dict.fromkeys(("origins", "shift_V"), "int64[::1]")
 _TYPES |= {
     "lengths_KB": "int32[:,::1]",
     "lengths_SB": "int32[:,::1]",
@@ -30,21 +31,39 @@ _TYPES |= {"stream_VE": "int64[:,::1]", "pair_CC": "int64[:,::1]", "start": "int
 _TYPES |= {"weights": "float32[::1]", "out_weights": "float32[::1]"}
 
 
-@compiled(_TYPES)
-def any_outside(values: Any, first_K: Any, rows_K: Any) -> Any:
-    """Whether an id of some key is not a row. Negative ids are larger than any row as unsigned numbers.
+def _check(lengths_KB: Any, rows_K: Any, values: Any, total_K: Any) -> Any:
+    """Sums the lengths of each key, and checks ids and lengths.
 
-    Keys whose number of rows is the largest int64 are not checked.
+    Keys whose number of rows is the largest int64 are not checked. Negative ids are larger than any row as unsigned
+    numbers.
+
+    Returns:
+        the smallest length if it is negative; else 1 if an id of some key is not a row, and 0 if not.
     """
-    for key in range(rows_K.size):
-        rows, outside = rows_K[key], False
-        if rows == _ANY:
-            continue
-        for pos in range(nb.uint64(first_K[key]), nb.uint64(first_K[key + 1])):
-            outside |= values[pos] >= rows
-        if outside:
-            return True
-    return False
+    smallest, num_ids = nb.int64(0), nb.int64(0)
+    for key in range(total_K.size):
+        total = nb.int64(0)
+        for bag in range(lengths_KB.shape[1]):
+            length = nb.int64(lengths_KB[key, bag])
+            total += length
+            smallest = min(smallest, length)
+        total_K[key] = total
+        num_ids += total
+    if smallest < 0 or num_ids != values.size:  # lengths are no positions
+        return smallest
+    start = nb.uint64(0)
+    for key in range(total_K.size):
+        rows, outside, stop = rows_K[key], False, start + nb.uint64(total_K[key])
+        if rows != _ANY:
+            for pos in range(start, stop):
+                outside |= values[pos] >= rows
+            if outside:
+                return nb.int64(1)
+        start = stop
+    return nb.int64(0)
+
+
+CHECKS = {np.dtype(name): compiled(_TYPES | {"lengths_KB": f"{name}[:,::1]"})(_check) for name in ("int32", "int64")}
 
 
 @nb.njit

@@ -51,9 +51,9 @@ class Upload(Generic[T]):
         arrays = [flat.view(torch.uint8) for flat in flats]
         padded = [array for data in arrays for array in (data, _PADDING[: -len(data) % ALIGNMENT])]
         self._sizes = [len(array) for array in padded]
-        self._pinned = _pinned(sum(self._sizes))
         self.on_device: torch.Tensor | None = None  # the buffer's copy
         if padded:
+            self._pinned = _pinned(sum(self._sizes))
             torch.cat(padded, out=self._pinned)
 
     def to(self, device: torch.device) -> T:

@@ -58,7 +58,8 @@ class ShardingConfig(Section):
     global batch; N: each group trains on its own rows for N steps, then weights are averaged"""
     dedup: Literal["auto", "on", "off"] = "auto"
     """whether an id that repeats in a worker's batch is sent and looked up once, for features that are looked up id by
-    id (histories); results are the same. `auto`: in batches in which so few ids are distinct that it is faster"""
+    id (histories); results are the same. `auto`: in batches in which so few ids are distinct that it is faster, and
+    never on GPUs, where the host finds the distinct ids and is slower than the GPU that looks them up"""
     plan: str | None = Field(
         default=None, description="path of a `plan.json` to use unchanged; `null`: plan at the start"
     )

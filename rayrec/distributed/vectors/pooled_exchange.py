@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from rayrec.distributed import comm
+from rayrec.distributed.comm.collectives import alone
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.vectors.columns import ColumnMap
@@ -71,6 +72,7 @@ class PooledExchange:
         self.order = ColumnOrder(columns, device)
         self._group, self._codec = group, codec
         self._in_place = InPlaceColumns(columns, group, codec, device)
+        self._alone = device.type == "cuda" and alone(group)
         self._gathers = device.type == "cuda" and columns.same_for_all  # on CPUs, a gather overlaps with no other work
 
     def start(
@@ -83,6 +85,9 @@ class PooledExchange:
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
+        if self._alone and self.order.in_order and len(batch_sizes) == 1:  # what arrives is what was sent
+            rows = pooled.float()
+            return lambda: rows if factors_BE is None else self.order.scaled(rows, factors_BE)
         scaled = None if factors_BE is None else partial(self.order.scaled, factors_BE=factors_BE)
         if (link := self._in_place.link) is not None:
             return begin(InPlaceTrip(self._in_place, link, batch_sizes, scaled), [pooled])
@@ -202,7 +207,7 @@ class ColumnOrder:
             dtype=torch.int64,
             device=device,
         )
-        self._in_order = len(columns.runs) == 1 and [dst for _, dst in received] == list(range(self._units))
+        self.in_order = len(columns.runs) == 1 and [dst for _, dst in received] == list(range(self._units))
         self._indices = lru_cache(maxsize=8)(self._make_indices)  # by batch size: an epoch has two
 
     def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
@@ -216,13 +221,13 @@ class ColumnOrder:
         if self._partials and batch:
             out = F.embedding_bag(indices.sources, arrived.view(-1, self._unit), indices.starts, mode="sum")
         else:
-            out = arrived if self._in_order else arrived.view(-1, self._unit).index_select(0, indices.sources)
+            out = arrived if self.in_order else arrived.view(-1, self._unit).index_select(0, indices.sources)
         rows = out.view(batch, self._units * self._unit)
         return rows if factors_BE is None else self.scaled(rows, factors_BE)
 
     def take_apart(self, grad: torch.Tensor) -> torch.Tensor:
         """The gradients of every sender's columns, concatenated and flat, from the gradient of the result."""
-        if self._in_order:
+        if self.in_order:
             return grad.reshape(-1)
         return grad.reshape(-1, self._unit).index_select(0, self._indices(grad.shape[0]).targets).view(-1)
 
