@@ -66,7 +66,7 @@ class IdCheck:
         totals, ids = np.empty(len(keys), np.int64), values.to(torch.int64).contiguous().numpy().view(np.uint64)
         found = self._loops.CHECKS[lengths_KB.dtype](lengths_KB, self._limits[keys], ids, totals)
         if found < 0:  # compiled loops index by lengths
-            raise ValueError(f"the input has a length of {found}; lengths are 0 or more")
+            raise ValueError(f"the input has a length of {lengths_KB.min()}; lengths are 0 or more")
         cached, counts = kjt.length_per_key_or_none(), totals.tolist()
         if sum(counts) != values.numel():
             raise ValueError(f"the input's lengths add up to {sum(counts)}, but it has {values.numel()} ids")

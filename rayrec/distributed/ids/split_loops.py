@@ -38,19 +38,21 @@ def _check(lengths_KB: Any, rows_K: Any, values: Any, total_K: Any) -> Any:
     numbers.
 
     Returns:
-        the smallest length if it is negative; else 1 if an id of some key is not a row, and 0 if not.
+        -1 if a length is negative; else 1 if an id of some key is not a row, and 0 if not.
     """
-    smallest, num_ids = nb.int64(0), nb.int64(0)
+    signs, num_ids = nb.int64(0), nb.int64(0)  # `or` is vectorized, a minimum of 64 bits is not
     for key in range(total_K.size):
         total = nb.int64(0)
         for bag in range(lengths_KB.shape[1]):
             length = nb.int64(lengths_KB[key, bag])
             total += length
-            smallest = min(smallest, length)
+            signs |= length
         total_K[key] = total
         num_ids += total
-    if smallest < 0 or num_ids != values.size:  # lengths are no positions
-        return smallest
+    if signs < 0:
+        return nb.int64(-1)
+    if num_ids != values.size:  # lengths are no positions
+        return nb.int64(0)
     start = nb.uint64(0)
     for key in range(total_K.size):
         rows, outside, stop = rows_K[key], False, start + nb.uint64(total_K[key])
