@@ -18,6 +18,7 @@ import torch.distributed as dist
 from rayrec.distributed import CacheParams, EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import PRETENDED
 from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
 from tests.torchrec import test_feature_processor as position_weights
@@ -85,8 +86,8 @@ def test_a_gpu_equals_one_plain_process(nccl: dist.ProcessGroup, kind: ShardingT
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
-def test_a_cpu_alone_equals_one_plain_process(kind: ShardingType, kernel: str) -> None:
-    on_ranks(1, check, kind, kernel, "cpu")
+def test_a_rank_alone_equals_one_plain_process(kind: ShardingType, kernel: str) -> None:
+    on_ranks(1, check, kind, kernel, "cuda:0" if PRETENDED else "cpu")
 
 
 @needs_gpu

@@ -11,6 +11,7 @@ import pytest
 
 WHOLE = [  # those whose code asks for the device
     "tests/distributed/test_equality.py",
+    "tests/distributed/test_gpu.py",
     "tests/distributed/test_dedup.py",
     "tests/distributed/test_hierarchical.py",
     "tests/distributed/test_variable_batch.py",
