@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 SERVER = multiprocessing.get_context("forkserver")
+GROUP_TIMEOUT_S = 150.0
 SERVER.set_forkserver_preload(["tests.preload"])
 
 
@@ -119,7 +120,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=150),
+        timeout=datetime.timedelta(seconds=GROUP_TIMEOUT_S),
     )
     if os.environ.get("RAYREC_PRETEND_GPUS"):
         from tests.dryrun.ranks import pretend

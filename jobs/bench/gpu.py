@@ -125,32 +125,15 @@ def formats(device: torch.device, options: argparse.Namespace) -> list[Row]:
     """Steps of bf16 tables / of fp32 ones, and of ids in a vocabulary's order / in another one."""
     rows: list[Row] = []
     for name in ("row_wise", "data_parallel"):
-        made = {
-            label: bags_step(name, device, options, data_type, permuted)
-            for label, data_type, permuted in (
-                ("fp32", "FP32", True),
-                ("bf16", "BF16", True),
-                ("ordered", "FP32", False),
-            )
-        }
+        made = {label: bags_step(name, device, options, data_type, permuted) for label, data_type, permuted in FORMATS}
         times = in_turns({label: partial(seconds, step, device, 5) for label, step in made.items()}, 7)
         for label, against in (("bf16", "fp32"), ("ordered", "fp32")):
             rows.append((f"bags of {BAG_SIZE} ids, {name}, {label} / {against}", ratio_of(times, label, against)))
     return rows
 
 
-def dedup(device: torch.device, options: argparse.Namespace) -> list[Row]:
-    """Steps that look each distinct id up once, / steps that do not: bags of ids from a power law."""
-    made = {
-        label: bags_step("row_wise", device, options, "FP32", True, dedup=on)
-        for label, on in (("off", False), ("on", True))
-    }
-    times = in_turns({label: partial(seconds, step, device, 5) for label, step in made.items()}, 7)
-    return [(f"bags of {BAG_SIZE} ids, row_wise, dedup / without", ratio_of(times, "on", "off"))]
-
-
 def bags_step(
-    kind: str, device: torch.device, options: argparse.Namespace, data_type: str, permuted: bool, dedup: bool = False
+    kind: str, device: torch.device, options: argparse.Namespace, data_type: str, permuted: bool
 ) -> Callable[[], Any]:
     """A step of tables alone: bags of `BAG_SIZE` ids, which are on the device, in an eighth of the batch."""
     shape = Tables((kind,) * options.tables, options.rows, options.dim, device=device)
@@ -165,7 +148,7 @@ def bags_step(
         for number, key in enumerate(shape.keys)
     ]
     plan = {table.name: whole(kind, table) for table in configs}
-    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.01}, dedup=dedup)
+    sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.01})
     assert dist.group.WORLD is not None
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     collection = sharder.shard(EmbeddingBagCollection(configs, device="meta"), plan, env, device)
@@ -278,7 +261,6 @@ PARTS: dict[str, Callable[[torch.device, argparse.Namespace], list[Row]]] = {
     "dynamic": dynamic,
     "hstu": hstu,
     "formats": formats,
-    "dedup": dedup,
 }
 
 

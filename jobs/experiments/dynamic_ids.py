@@ -394,8 +394,8 @@ def main() -> None:
         half_lives = {"half a life": LIFE // BIRTHS // 2}
         for share in shares:
             full = DynamicIds(rows=2 * need, evict=Evict.LRU)
-            compared(f"stream {share:.0%}", Stream(args.stream), full, int(share * need), 12, half_lives, results,
-                     args)  # fmt: skip
+            name = f"stream of {args.stream} {share:.0%}"
+            compared(name, Stream(args.stream), full, int(share * need), 12, half_lives, results, args)
         return
     if args.ratings is None:
         parser.error("give the file of ratings, or --stream IDS")
@@ -416,7 +416,16 @@ def main() -> None:
         for share in shares:
             half_lives = {"30 days": 30 * DAY, "a year": 365 * DAY}
             full = DynamicIds(rows=8 * count)
-            compared(f"{name} {share:.0%}", data, full, int(share * count), DAY, half_lives, results, args)
+            compared(
+                f"{name} {share:.0%}, batch {args.batch}",
+                data,
+                full,
+                int(share * count),
+                DAY,
+                half_lives,
+                results,
+                args,
+            )
 
 
 if __name__ == "__main__":

@@ -203,13 +203,14 @@ class IdMap:
         """Takes a saved state of the same buckets.
 
         Raises:
-            ValueError: An array's shape is that of other buckets or of another configuration.
+            ValueError: An array's shape is that of other buckets. `fallback` must be that of the saved map; it is not
+                checked.
         """
         for name, own in self.state().items():
             if state[name].shape != own.shape:
                 raise ValueError(
                     f"dynamic ids: saved {name} has shape {list(state[name].shape)}, this table needs"
-                    f" {list(own.shape)}; with other rows, fallback or admission, convert it by `resized`"
+                    f" {list(own.shape)}; with other rows or admission, convert it by `resized`"
                 )
         for name, own in self.state().items():
             own[...] = state[name]
@@ -243,8 +244,8 @@ def find(
 
 
 def hints_of(rows: int) -> np.ndarray:
-    """Where searches note the slots in which they found ids; no part of the state. The array holds no decisions: any
-    content gives the same results."""
+    """Where searches note the slots in which they found ids; no part of the state. Any slots below the rows
+    of a bucket give the same results."""
     return np.zeros(max(1, rows * HINTS_PER_64_ROWS // 64), np.uint8)
 
 

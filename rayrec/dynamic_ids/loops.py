@@ -219,7 +219,7 @@ def step(
     """One step of the owned buckets.
 
     Args:
-        hint_H: By the lower half of the hash, the slot of an id that was found there last. Any slots do.
+        hint_H: By the lower half of the hash, the slot of an id that was found there last, or any other.
         count_N: Number of lookups that each id represents, at least 1. Empty: 1 each.
         chance: Probability times 2³² of admitting an id at random, for each count from 0 to 255. Empty: always.
         half_life, ttl: 0 for none.

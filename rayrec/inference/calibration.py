@@ -91,7 +91,8 @@ def fit(kind: str, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Te
             "both classes: give other rows with --data"
         )
     lines = _platt(x, y, w) if kind == "platt" else _isotonic(x, y, w)
-    if min(lines.slopes) <= 0:
+    # Labels that fall with the logits pool into one group, which is only shifted.
+    if min(lines.slopes) <= 0 or float(np.cov(x, y, aweights=w)[0, 1]) <= 0:
         raise ValueError(
             f"--calibrate: higher scores of label {name!r} do not mean more positives in the evaluation rows; check "
             "the labels, or export without calibration"

@@ -70,6 +70,7 @@ class Retriever(nn.Module, ABC):
         self.use_loss(loss)
         self.group: comm.Group = None
         self._read_items: Callable[[], ItemFeatures] | None = None
+        self._own_items: ItemFeatures | None = None
 
     @abstractmethod
     def query(self, batch: Batch) -> torch.Tensor:
@@ -118,7 +119,7 @@ class Retriever(nn.Module, ABC):
         Args:
             read: is called when they are first needed.
         """
-        self._read_items = read
+        self._read_items, self._own_items = read, None
 
     def features_of(self, items: torch.Tensor) -> ItemFeatures:
         """Returns the features of items `[C]`, which are table rows.
@@ -128,7 +129,9 @@ class Retriever(nn.Module, ABC):
         """
         if self._read_items is None:
             raise ValueError(f"{type(self).__name__}: the features of the items are not known; call use_items first")
-        return self._read_items().taken(items.cpu()).to(items.device)
+        if self._own_items is None:
+            self._own_items = self._read_items()
+        return self._own_items.taken(items.cpu()).to(items.device)
 
     def on_sharded(self, group: comm.Group) -> None:
         """Sets the ranks of the loss; called when the tables are sharded over `group`."""

@@ -200,14 +200,15 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
         return
     address = os.environ.get("RAY_ADDRESS")
     with own_haproxy() if not address and not config.direct else nullcontext():
+        end = ray.shutdown
         if address:
             ray.init(address=address, **quiet_unless_debug())
         else:
-            init_local(config.max_replicas * config.cpus + 1)
+            end = init_local(config.max_replicas * config.cpus + 1)
         try:
             yield address is not None
         finally:
-            ray.shutdown()
+            end()
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def rows_of(values: list[list[Any]]) -> list[list[int]]:
     return lists(plain, x=pa.array(values, kind))["x"]
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_row_has_the_last_events_before_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Events at equal times keep the order of the files, and those at the time of the row are not in it."""

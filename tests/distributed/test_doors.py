@@ -19,7 +19,7 @@ from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import LocalTable, OptimizerSpec
 from rayrec.distributed.kernel.tbe import make_tbe
 from rayrec.modules import EmbeddingBagConfig
-from tests.ranks import on_ranks
+from tests.ranks import GROUP_TIMEOUT_S, on_ranks
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -75,4 +75,4 @@ def timeout(group: dist.ProcessGroup) -> float:
 
 
 def test_a_group_tells_its_timeout() -> None:
-    assert on_ranks(2, timeout) == [60.0, 60.0]
+    assert on_ranks(2, timeout) == [GROUP_TIMEOUT_S] * 2

@@ -34,7 +34,7 @@ def cluster() -> Iterator[RayHosts]:
 
 
 def config_file(folder: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
-    raw = raw_config(folder, trainer__num_workers=4, trainer__cpus_per_worker=1.0, **changes)
+    raw = raw_config(folder, **{"trainer__num_workers": 4, "trainer__cpus_per_worker": 1.0, **changes})
     raw["sharding"] = {"constraints": CUTS}
     # under column cuts row-wise state is another, by design: hosts cut the grid otherwise than one host
     raw["optimizers"]["sparse"]["kind"] = "adagrad"
@@ -99,7 +99,8 @@ def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_pa
     that all see."""
     write_all(tmp_path)
     path, _ = config_file(tmp_path, name="lines", trainer__epochs=1)
-    words = ["jobs/train.py", "--config", str(path), "--set", f"data.eval={json_lines(tmp_path)}"]
+    lines = json_lines(tmp_path)
+    words = ["jobs/train.py", "--config", str(path), "--set", f"data.train={lines}", "--set", f"data.eval={lines}"]
     own = cluster.lab.folder / "tmp" / "runs"
     done = cluster.on_head(*cluster.submission(*words, "--set", f"storage.path={own}"), timeout_s=600)
     told = " ".join((done.stdout + done.stderr).split())
@@ -113,7 +114,7 @@ def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp
     """A worker on each of two hosts, then on all three."""
     write_all(tmp_path)
     trainer = {"num_workers": 2, "cpus_per_worker": 2.0, "epochs": 20, "hang_s": 60}
-    path = written(raw_config(tmp_path, name="cut", **{f"trainer__{name}": value for name, value in trainer.items()}))
+    path, _ = config_file(tmp_path, name="cut", **{f"trainer__{name}": value for name, value in trainer.items()})
     run = tmp_path / "runs" / "cut"
     job = cluster.lab.start(
         cluster.head, ["env", "-C", str(ROOT), *cluster.submission("jobs/train.py", "--config", str(path))],

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -169,14 +170,7 @@ def test_calibrated_scores_match_the_frequencies_of_rows_and_keep_their_order(
     run: Path, tmp_path: Path, kind: str
 ) -> None:
     """On rows with a third of the positives of the run's."""
-    shutil.copytree(run.parents[1] / "eval", tmp_path / "rows")
-    for file in (tmp_path / "rows").glob("*.parquet"):
-        rows = pq.read_table(file)
-        label = [int(value and number % 3 == 0) for number, value in enumerate(rows.column("label").to_pylist())]
-        rows = rows.set_column(
-            rows.column_names.index("label"), "label", pa.array(label, rows.schema.field("label").type)
-        )
-        pq.write_table(rows, file)
+    rows_with_labels(run, tmp_path / "rows", lambda value, number: value and number % 3 == 0)
     said = command("export", run, tmp_path / "model", "--calibrate", kind, "--data", tmp_path / "rows")
     assert f"calibrated label ({kind}): log loss " in said
     model = Model(tmp_path / "model")
@@ -192,6 +186,25 @@ def test_calibrated_scores_match_the_frequencies_of_rows_and_keep_their_order(
         torch.testing.assert_close(scale, scale[:1].expand_as(scale), rtol=1e-3, atol=1e-3)
     with pytest.raises(ExportError, match="--calibrate plat: choose one of platt, isotonic"):
         ExportOptions(calibrate="plat")
+
+
+@pytest.mark.parametrize("kind", ["platt", "isotonic"])
+def test_rows_that_cannot_calibrate_are_refused(run: Path, tmp_path: Path, kind: str) -> None:
+    rows_with_labels(run, tmp_path / "inverted", lambda value, _: 1 - value)
+    rows_with_labels(run, tmp_path / "negatives", lambda value, _: 0)
+    for rows, problem in (("inverted", "higher scores of label 'label' do not mean"), ("negatives", "0 positives")):
+        with pytest.raises(ValueError, match=f"--calibrate: .*{problem}"):
+            export_run(run, tmp_path / "model", ExportOptions(calibrate=kind), data=str(tmp_path / rows))
+
+
+def rows_with_labels(run: Path, folder: Path, label: Callable[[int, int], int]) -> None:
+    """The evaluation rows of a run with other labels: of each label and row number."""
+    shutil.copytree(run.parents[1] / "eval", folder)
+    for file in folder.glob("*.parquet"):
+        rows = pq.read_table(file)
+        labels = [int(label(value, number)) for number, value in enumerate(rows.column("label").to_pylist())]
+        place = rows.column_names.index("label")
+        pq.write_table(rows.set_column(place, "label", pa.array(labels, rows.schema.field("label").type)), file)
 
 
 def test_a_model_trained_with_the_pairwise_loss(tmp_path: Path) -> None:

@@ -366,6 +366,7 @@ def test_an_item_that_training_never_saw_is_found_by_its_features(with_features:
         ({"item_features": ["categry"]}, "no feature is named 'categry'.*did you mean 'category'"),
         ({"item_features": ["age"]}, "'age' reads the column 'age' of the rows.*`from: TABLE.COLUMN` and `by: film`"),
         ({"item_features": ["category"], "mapping": {"kind": "dynamic"}}, "item 'film' has dynamic ids"),
+        ({"item_features": ["again"]}, "'again' reads the item 'film' itself.*remove it"),
     ],
 )
 def test_features_that_an_item_has_only_in_rows_are_refused(
@@ -374,6 +375,9 @@ def test_features_that_an_item_has_only_in_rows_are_refused(
     raw = config_with_features(tmp_path)
     raw["model"]["args"]["item_features"] = changes["item_features"]
     raw["schema"]["sparse"][1]["mapping"] = changes.get("mapping", {"kind": "identity"})
+    if "again" in changes["item_features"]:
+        raw["schema"]["sparse"].append({"name": "again", "column": "film", "mapping": {"kind": "hash"}})
+        raw["tables"].append({"name": "again", "rows": 9, "dim": 8, "features": ["again"]})
     with pytest.raises(ConfigError, match=f"model.args.item_features: {problem}"):
         parse_config(raw)
 

@@ -125,8 +125,8 @@ class Dynamic(Strict):
             one not looked up for the longest time; "lfu_decay": as "lfu", but counts halve every `half_life`.
         half_life: Half-life of counts, in the form of `ttl`; for "lfu_decay" only.
         admit: When an id gets a row. Default: at its first lookup.
-        fallback: Share of the rows that ids without a row of their own share, at least one of every 64. Default: 0, for
-            that one.
+        fallback: Share of the rows that ids without a row of their own share. At least one row of every 64 is shared,
+            also with 0, the default.
         unseen: Evaluation of an id without a row: "hashed" uses its fallback row, as in training; "zero" leaves the id
             out, so that a feature with one id has a vector of zeros.
         path: File with the rows of ids, which exports have. A training run has its own.

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 
 from rayrec.distributed.executors.setup import Setup
-from rayrec.distributed.ids.batch import RankIds
+from rayrec.distributed.ids.batch import Ids, RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
 from rayrec.distributed.kernel.factory import MatrixKernel, make_matrix_kernel
@@ -88,30 +88,36 @@ class _Group(Generic[Config]):
         names = [output.feature for output in self.outputs]
         self.features = FeatureOrder(names, setup.weighted)
         self._on_device, self._names = FeatureOrder(names, setup.weighted, setup.context.device), names
+        optimizer = tables[0].optimizer
+        # Whether other processes get the rows: ranks, or replicas of a 2D plan.
+        self._exchanges = setup.context.world_size > 1 or (optimizer is not None and optimizer.replicas is not None)
 
-    def sizes_of(
-        self, kjt: KeyedJaggedTensor, trains: bool, exchanges: bool, factors_BE: torch.Tensor | None
-    ) -> GroupSizes:
-        """The sizes of a batch on the host, for `on_device`.
-
-        Args:
-            exchanges: whether other ranks get the rows.
-        """
+    def sizes_of(self, kjt: KeyedJaggedTensor, trains: bool, factors_BE: torch.Tensor | None) -> GroupSizes:
+        """The sizes of a batch on the host, for `on_device`."""
         index, edges = kjt.index_per_key(), kjt.offset_per_key()
         starts_L = [edges[index[name]] for name in self._names]
         stops_L = [edges[index[name] + 1] for name in self._names]
         distinct = None
-        if trains and exchanges:
+        if trains and self._exchanges:
             distinct = self.kernel.matrix.num_distinct(kjt.values(), starts_L, stops_L)
         return GroupSizes(sum(stops_L) - sum(starts_L), distinct, trains, factors_BE)
 
     def on_device(self, kjt: KeyedJaggedTensor, sizes: GroupSizes) -> GroupIds:
         """The ids of a batch on a GPU. The host does not wait."""
-        ids, matrix = self._on_device.of(kjt, sizes.ids), self.kernel.matrix
+        return self._grouped(self._on_device.of(kjt, sizes.ids), sizes.trains, sizes.factors_BE, sizes.distinct)
+
+    def on_host(self, kjt: KeyedJaggedTensor, trains: bool, factors_BE: torch.Tensor | None) -> GroupIds:
+        """The ids of a batch on the host."""
+        return self._grouped(self.features.of(kjt), trains, factors_BE)
+
+    def _grouped(
+        self, ids: Ids, trains: bool, factors_BE: torch.Tensor | None, distinct: int | None = None
+    ) -> GroupIds:
+        matrix = self.kernel.matrix
         rows = matrix.rows(ids.values, ids.lengths.sum(1, dtype=torch.int64))
         offsets = ops.complete_cumsum(ids.lengths.reshape(-1).to(torch.int64)) if self.pooled else None
-        groups = DistinctRows.of(rows, matrix.num_rows, sizes.distinct) if sizes.trains else None
-        return GroupIds(rows, offsets, ids.weights, groups, sizes.factors_BE)
+        groups = DistinctRows.of(rows, matrix.num_rows, distinct) if trains else None
+        return GroupIds(rows, offsets, ids.weights, groups, factors_BE)
 
 
 class ReplicatedExecutor(Generic[Config]):
@@ -153,16 +159,13 @@ class ReplicatedExecutor(Generic[Config]):
         for group in self.groups:
             trains, factors_BE = grad and not group.frozen, group.scale.of(kjt)
             if on_device:
-                sizes = group.sizes_of(kjt, trains, self.world_size > 1, factors_BE)
+                sizes = group.sizes_of(kjt, trains, factors_BE)
                 counts.append(sizes.distinct or 0)
                 kept.append(sizes)
             else:
-                ids = group.features.of(kjt)
-                rows = group.kernel.matrix.rows(ids.values, ids.lengths.sum(1, dtype=torch.int64))
-                offsets = ops.complete_cumsum(ids.lengths.view(-1).to(torch.int64)) if group.pooled else None
-                groups = DistinctRows.of(rows) if trains else None
-                counts.append(0 if groups is None else groups.distinct.numel())
-                kept.append(GroupIds(rows, offsets, ids.weights, groups, factors_BE))
+                ids = group.on_host(kjt, trains, factors_BE)
+                counts.append(0 if ids.groups is None else ids.groups.distinct.numel())
+                kept.append(ids)
         return tuple(counts), tuple(kept)
 
     def lookup(self, ids: RankIds, on_device: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> list[torch.Tensor]:

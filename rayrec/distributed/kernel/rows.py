@@ -40,7 +40,7 @@ class DistinctRows:
         Args:
             spare: An unused row, larger than all others. With it, a GPU returns `number` groups, of which the last ones
                 are empty and of this row, so that the host does not wait for the number of groups.
-            number: At least the number of distinct rows, for GPUs; by default N.
+            number: At least the number of distinct rows, for GPUs; by default the smaller of N and `spare`.
         """
         if not rows.is_cuda and rows.numel() and rows.numel() < LOOP_LIMIT > int(rows.max()):
             distinct, order, starts = (torch.empty_like(rows) for _ in range(3))
@@ -50,7 +50,7 @@ class DistinctRows:
             # A GPU sorts digit by digit: small types take fewer passes.
             ordered, order = torch.sort(rows.to(torch.int32) if spare <= _INT32_MAX else rows, stable=True)
             group = (ordered.diff() != 0).cumsum(0)
-            numbers = torch.arange(rows.numel() if number is None else number, device=rows.device)
+            numbers = torch.arange(min(rows.numel(), spare) if number is None else number, device=rows.device)
             starts = torch.searchsorted(F.pad(group, (1, 0)), numbers)
             distinct = F.pad(ordered, (0, 1), value=spare).index_select(0, starts)
             return cls(distinct.to(torch.int64), order, starts)

@@ -197,7 +197,8 @@ def _items(config: TrainConfig, ids: Mapping[str, IdMap], model: Retriever, item
     """
     if not config.data_schema.dynamic:
         mapping = RowMapping.from_config(config, labels=False)
-        return _known_items(mapping, model, items, column, config.model.args.get("item_features") or ())
+        features = config.model.args["item_features"] if model.has_item_features else ()
+        return _known_items(mapping, model, items, column, features)
     with TemporaryDirectory() as folder:
         write_mapping({key: config.to_dict()[key] for key in ("schema", "tables")}, Path(folder), ids)
         mapping = RowMapping.from_config(Path(folder) / MAPPING, labels=False)

@@ -168,9 +168,10 @@ def _query_that_reads_the_item(model: ModelConfig, schema: Schema) -> str | None
         if feature.name in (item.name, *model.args.get("item_features", ())):
             continue
         if item.column in schema.sources_beside_times(feature):
+            mend = "remove it" if feature.column == item.column else "add it to item_features, or remove it"
             return (
                 f"model.args.item_features: feature {feature.name!r} reads the item's column {item.column!r}, "
-                "which the query of model two_tower must not know; add it to item_features, or remove it"
+                f"which the query of model two_tower must not know; {mend}"
             )
     return None
 
@@ -192,6 +193,11 @@ def check_item_features(model: ModelConfig, schema: Schema) -> None:
         if name not in features or name == item.name:
             known = [feature for feature in features if feature != item.name]
             raise refusal("model.args.item_features", f"no feature is named {name!r}{suggestion(name, known)}")
+        if features[name].column == item.column:
+            raise refusal(
+                "model.args.item_features",
+                f"{name!r} reads the item {item.column!r} itself, whose id the tower reads already: remove it",
+            )
         for column in schema.sources_beside_times(features[name]):
             if column != item.column or column in derived:
                 raise refusal(

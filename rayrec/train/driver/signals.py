@@ -76,7 +76,7 @@ def run_in_background(
     """Call `function` in a thread and wait for its end. Signals are handled during the wait.
 
     Args:
-        left: set when nobody waits for the function any more, which it then notices within `LEAVE_S` seconds.
+        left: set when the function is abandoned. The wait for its end is then at most `LEAVE_S` seconds.
 
     Raises:
         Interrupted: the stop took too long; the thread is abandoned.

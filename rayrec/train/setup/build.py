@@ -105,7 +105,7 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
         extra["task_weights"] = [1.0] * 3  # its three outputs
     elif "number" in schema.label_kinds:
         extra["label_kinds"] = list(schema.label_kinds)
-    if "dense_names" in inspect.signature(make).parameters:
+    if any(parameter.name == "dense_names" for parameter in _parameters(make)):
         extra["dense_names"] = [feature.name for feature in schema.dense for _ in range(feature.width)]
     try:
         module = make(
@@ -127,14 +127,23 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     return module
 
 
+def _parameters(make: Factory) -> list[inspect.Parameter]:
+    """Empty for a callable without a signature, as some of C have none."""
+    try:
+        return [*inspect.signature(make).parameters.values()]
+    except ValueError:
+        return []
+
+
 def all_args(config: TrainConfig, factory: Factory | None = None) -> dict[str, Any]:
     """`model.args` with the defaults of the arguments that the config leaves out, of a built-in model or `factory`.
 
     A `model.factory` is not imported; its arguments are those of the config.
     """
     if factory is not None:
-        parameters = inspect.signature(factory).parameters.values()
-        defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+        defaults = {
+            each.name: each.default for each in _parameters(factory) if each.default is not inspect.Parameter.empty
+        }
         return {name: [*value] if isinstance(value, tuple) else value for name, value in defaults.items()} | {
             **config.model.args
         }

@@ -17,6 +17,7 @@ from rayrec.data.mapping.derived.specs import Entity
 from rayrec.data.mapping.entities import EntityTable, open_entities
 from rayrec.inference.item_rows import ItemRows
 from rayrec.models.item_features import ItemFeatures
+from rayrec.storage.errors import DataError
 from rayrec.train.config.train_config import TrainConfig
 
 _BLOCK_ROWS = 1 << 18
@@ -30,14 +31,12 @@ class FoundItems:
     """Items as their features are found.
 
     Args:
-        rows: `[n]`, the row of each item in the item table; -1: none.
-        has_row: `[n]`, False for items without a row of their own, e.g. outside of the vocabulary.
+        rows: `[n]`, the row of each item in the item table; -1: none of its own, e.g. outside of the vocabulary.
         has_vector: `[n]`, False for items of which nothing is known: no table has them, and they have no row of their
             own, or the features have no default.
     """
 
     rows: torch.Tensor
-    has_row: torch.Tensor
     has_vector: torch.Tensor
     features: ItemFeatures
 
@@ -76,14 +75,16 @@ class ItemTable:
         own = schema.model_copy(update=update)
         self._mapping = Mapping(own, mapping.rows_of, labels=False)
         self._entities = [spec for spec in own.derived_needed if isinstance(spec, Entity)]
+        # The others are joined by a column of these, e.g. the country of the brand of the item.
+        self._of_items = [spec for spec in self._entities if spec.column == self._column]
         self.tables: list[EntityTable] = [
-            open_entities(source) for source in dict.fromkeys(map(source_of, self._entities))
+            open_entities(source) for source in dict.fromkeys(map(source_of, self._of_items))
         ]
 
     @property
     def columns(self) -> list[str]:
         """The columns of the tables that the features read."""
-        return list(dict.fromkeys(spec.take for spec in self._entities))
+        return list(dict.fromkeys(spec.take for spec in self._of_items))
 
     def of(self, ids: pa.Array) -> FoundItems:
         """
@@ -117,7 +118,7 @@ class ItemTable:
             places = torch.arange(len(ids))  # what a row in error has is meaningless
             places[failed], has_vector[failed] = -1, False
             features = features.taken(places)
-        return FoundItems(rows, known, has_vector, features)
+        return FoundItems(rows.where(known, -1), has_vector, features)
 
     def all_items(self) -> Iterator[FoundItems]:
         """The items of all tables, in blocks."""
@@ -148,10 +149,14 @@ def read_item_features(config: TrainConfig, item: str, names: Sequence[str], row
 
 def _by_row(table: ItemTable, rows: int) -> ItemFeatures:
     blocks = [*table.all_items()]
+    if not blocks:
+        raise DataError(
+            "model.args.item_features: the tables of data.entities have no item", fix="check the files of the tables"
+        )
     features = ItemFeatures.joined([block.features for block in blocks])
     of_row = torch.full((rows,), -1)
     places = torch.arange(sum(len(block.rows) for block in blocks)).flip(0)  # the first of a row is written last
-    row_of = torch.cat([block.rows.where(block.has_row, -1) for block in blocks]).flip(0)
+    row_of = torch.cat([block.rows for block in blocks]).flip(0)
     # One by one: the order of repeated indices is not defined otherwise.
     of_row.numpy()[row_of[row_of >= 0].numpy()] = places[row_of >= 0].numpy()
     return features.taken(of_row)
