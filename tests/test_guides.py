@@ -17,7 +17,7 @@ import yaml
 
 from rayrec import cli
 from rayrec.inference import ItemIndex
-from rayrec.train import RunFolder
+from rayrec.train import RunFolder, parse_config
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 
@@ -94,7 +94,10 @@ def aucs(run_name: str) -> dict[str, float]:
 def test_the_guide_of_retrieval_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "guides" / "retrieval.md"
-    (source,), (config,), shells = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    (source,), (config, features), shells = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    raw = yaml.safe_load(features)
+    raw["tables"] += [{"name": name, "rows": 9, "dim": 32, "features": [name]} for name in ("user", "film")]
+    parse_config({**raw, "name": "features", "data": {**raw["data"], "train": "rows"}})
     exec(compile(source, page.name, "exec"), {})
     Path("retrieval.yaml").write_text(config)
     new_items = {"item": ["film-new"], "shop": ["a"], "vector": [[0.1] * 32]}
