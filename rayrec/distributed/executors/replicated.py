@@ -104,15 +104,14 @@ class _Group(Generic[Config]):
 
     def on_device(self, kjt: KeyedJaggedTensor, sizes: GroupSizes) -> GroupIds:
         """The ids of a batch on a GPU. The host does not wait."""
-        return self._grouped(self._on_device.of(kjt, sizes.ids), sizes.trains, sizes.factors_BE, sizes.distinct)
+        return self.grouped(self._on_device.of(kjt, sizes.ids), sizes.trains, sizes.factors_BE, sizes.distinct)
 
-    def on_host(self, kjt: KeyedJaggedTensor, trains: bool, factors_BE: torch.Tensor | None) -> GroupIds:
-        """The ids of a batch on the host."""
-        return self._grouped(self.features.of(kjt), trains, factors_BE)
+    def grouped(self, ids: Ids, trains: bool, factors_BE: torch.Tensor | None, distinct: int | None = None) -> GroupIds:
+        """The ids of a batch with their groups, on the host or a GPU.
 
-    def _grouped(
-        self, ids: Ids, trains: bool, factors_BE: torch.Tensor | None, distinct: int | None = None
-    ) -> GroupIds:
+        Args:
+            distinct: number of distinct rows, for GPUs if other processes get them.
+        """
         matrix = self.kernel.matrix
         rows = matrix.rows(ids.values, ids.lengths.sum(1, dtype=torch.int64))
         offsets = ops.complete_cumsum(ids.lengths.reshape(-1).to(torch.int64)) if self.pooled else None
@@ -163,7 +162,7 @@ class ReplicatedExecutor(Generic[Config]):
                 counts.append(sizes.distinct or 0)
                 kept.append(sizes)
             else:
-                ids = group.on_host(kjt, trains, factors_BE)
+                ids = group.grouped(group.features.of(kjt), trains, factors_BE)
                 counts.append(0 if ids.groups is None else ids.groups.distinct.numel())
                 kept.append(ids)
         return tuple(counts), tuple(kept)
