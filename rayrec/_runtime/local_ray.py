@@ -13,7 +13,6 @@ from typing import Any
 from rayrec._runtime.debug import debugging
 from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.ray_internals import LOCAL_SYSTEM, without_helpers
-from rayrec._runtime.stop_signals import handlers_kept
 
 
 class LocalRayError(ValueError):
@@ -56,16 +55,15 @@ def init_local(num_cpus: int) -> Callable[[], None]:
         ray.shutdown()
         ended.set()
 
-    with handlers_kept():
-        threading.Thread(target=start, name="rayrec-ray", daemon=True).start()
-        try:
-            started.result()
-        except Exception:
-            raise
-        except BaseException:
-            wait([started])
-            end()
-            raise
+    threading.Thread(target=start, name="rayrec-ray", daemon=True).start()  # where Ray installs no handlers of signals
+    try:
+        started.result()
+    except Exception:
+        raise
+    except BaseException:
+        wait([started])
+        end()
+        raise
     return end
 
 

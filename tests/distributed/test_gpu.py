@@ -5,7 +5,6 @@ The CPU stands in where there is no GPU, with gloo and the one kernel it has, so
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from rayrec.distributed import CacheParams, EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
-from tests.device import PRETENDED
+from tests.device import PRETENDED, alone_on_gpu
 from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
 from tests.torchrec import test_feature_processor as position_weights
@@ -33,12 +32,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 @pytest.fixture
 def nccl() -> Iterator[dist.ProcessGroup]:
-    torch.cuda.set_device(0)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        assert dist.group.WORLD is not None
-        yield dist.group.WORLD
-        dist.destroy_process_group()
+    with alone_on_gpu("nccl") as group:
+        yield group
 
 
 def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str) -> None:

@@ -27,6 +27,7 @@ from rayrec.distributed import (
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.attention import Layout
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder
+from tests.device import alone_on_gpu
 from tests.distributed.embedding_oracle import loss_sum
 from tests.distributed.oracle import cut, draw_kjt, targets
 from tests.ranks import on_ranks
@@ -50,12 +51,8 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), 
 
 @pytest.fixture
 def nccl() -> Iterator[dist.ProcessGroup]:
-    torch.cuda.set_device(0)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        assert dist.group.WORLD is not None
-        yield dist.group.WORLD
-        dist.destroy_process_group()
+    with alone_on_gpu("cpu:gloo,cuda:nccl") as group:
+        yield group
 
 
 def tables(sequences: bool, data_type: str = "FP32") -> list[Any]:
