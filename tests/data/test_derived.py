@@ -151,6 +151,30 @@ def test_crosses_keep_the_order_of_columns_and_take_lists() -> None:
     assert made("cross", two, columns=["l", "m"]).to_pylist() == [wanted, []]
 
 
+CROSSED_IDS = st.one_of(st.none(), st.integers(0, 3))
+CROSSED_LISTS = st.one_of(st.none(), st.lists(CROSSED_IDS, max_size=3))
+
+
+@settings(max_examples=60, phases=[Phase.generate], deadline=None)
+@given(st.lists(st.tuples(CROSSED_LISTS, CROSSED_IDS | st.just(1), CROSSED_LISTS), min_size=1, max_size=6))
+def test_a_cross_has_every_pair_of_a_row(rows: list[tuple[Any, Any, Any]]) -> None:
+    """Rows with null lists, null ids and null elements beside rows without."""
+    kinds = {"l": pa.list_(pa.int64()), "s": pa.int64(), "m": pa.list_(pa.int64())}
+    arrays = {name: pa.array([row[n] for row in rows], kind) for n, (name, kind) in enumerate(kinds.items())}
+    for names in (["l", "s"], ["s", "l"], ["l", "m"]):
+        wanted = []
+        for row in rows:
+            left, right = (row["lsm".index(name)] for name in names)
+            if left is None or right is None:
+                wanted.append(None)
+                continue
+            lefts, rights = (value if isinstance(value, list) else [value] for value in (left, right))
+            pairs = [(one, other) for one in lefts for other in rights]
+            ids = {name: pa.array([pair[n] for pair in pairs], pa.int64()) for n, name in enumerate(names)}
+            wanted.append(made("cross", ids, columns=names).to_pylist())
+        assert made("cross", arrays, columns=names).to_pylist() == wanted
+
+
 def test_a_row_with_too_many_pairs_of_a_cross_is_bad_before_they_are_made() -> None:
     derived = [{"name": "out", "kind": "cross", "columns": ["l", "m"]}]
     sparse = [SparseFeature(name="out", kind="id_list", mapping=Hash(kind="hash"))]

@@ -127,6 +127,11 @@ class _Hashed:
         """
         null_rows = either(self.null_rows, other.null_rows)
         offsets = offsets_of(pair_counts)
+        if self.offsets is not None and other.offsets is None and np.array_equal(offsets, self.offsets):
+            # Every element meets the one value of its row, which is not null, so no positions are computed.
+            values = np.repeat(other.values, pair_counts)
+            values ^= self.values
+            return _Hashed(values, self.nulls, offsets, null_rows)
         # Each value meets the other column's values of its row, from the first on.
         other_starts = np.arange(len(pair_counts)) if other.offsets is None else other.offsets[:-1]
         partners = np.where(pair_counts > 0, other._lengths(), 0)
