@@ -243,4 +243,6 @@ def format_of(path: str) -> str | None:
     name = path.partition("?")[0].lower() if "://" in path else path.lower()
     if name.endswith(_TEXT):
         return "CSV"  # or JSON, by its first character
-    return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)
+    if not name.endswith(SUFFIXES):
+        return None
+    return next(kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix))
