@@ -134,7 +134,13 @@ def _none_of(location: Location, suffixes: tuple[str, ...]) -> DataError:
         return DataError(f"the folder is empty: it holds no {kind}", file=location.uri, fix="check the path")
     example, *rest = (path[len(location.path) :].strip("/") for path in names)
     contents = f"it has {example}{f' and {len(rest):,} more' if rest else ''}"
-    return DataError(f"the folder holds no {kind}; {contents}", file=location.uri, fix="check the path")
+    text = next((path for path in names if is_unnamed_text(path)), None)
+    fix = "check the path"
+    if text is not None:
+        fix = (
+            f"name the files that hold the rows, e.g. {location.uri_of(text)}: texts are read only where they are named"
+        )
+    return DataError(f"the folder holds no {kind}; {contents}", file=location.uri, fix=fix)
 
 
 def _found(location: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:

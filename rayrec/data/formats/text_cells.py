@@ -50,7 +50,7 @@ def number_type(
     if thousands is not None and not _all(pc.utf8_trim_whitespace(text.drop_null()), _grouped(decimal, thousands)):
         return inferred  # e.g. 10.0.0.1, where "." is between thousands
     if _all(present, _WHOLE):
-        if not leading_zeros and thousands is None and _any(text.drop_null(), _LEADING_ZERO):
+        if not leading_zeros and _any(text.drop_null(), _LEADING_ZERO):
             return pa.string()
         numbers = [int(value) for value in pc.unique(present).to_pylist()]
         if min(numbers) >= -(2**63) and max(numbers) < 2**63:
@@ -59,20 +59,18 @@ def number_type(
     return pa.float64() if _all(present, NUMBER) else inferred
 
 
-def whole_numbers(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Parses whole numbers; a number with a leading zero is an error, because it is likely an id."""
+def numbers(
+    kind: pa.DataType, decimal: str = ".", thousands: str | None = None, *, leading_zeros: bool = False
+) -> Callable[[pa.Array], pa.Array]:
+    """Parses numbers; a whole number with a leading zero is an error, because it is likely an id."""
 
     def parse(text: pa.Array) -> pa.Array:
         plain = pc.utf8_trim_whitespace(text)
-        _refuse(plain, pc.match_substring_regex(plain, _LEADING_ZERO), "has a leading zero, which a number loses")
-        return _cast(pc.replace_substring_regex(plain, r"^\+", ""), kind)
+        if pat.is_integer(kind) and not leading_zeros:
+            _refuse(plain, pc.match_substring_regex(plain, _LEADING_ZERO), "has a leading zero, which a number loses")
+        return _cast(pc.replace_substring_regex(_plain(plain, decimal, thousands), r"^\+", ""), kind)
 
     return parse
-
-
-def numbers(kind: pa.DataType, decimal: str, thousands: str) -> Callable[[pa.Array], pa.Array]:
-    """Parses numbers with a character between thousands."""
-    return lambda text: _cast(_plain(text, decimal, thousands), kind)
 
 
 def times(time_format: str) -> Callable[[pa.Array], pa.Array]:

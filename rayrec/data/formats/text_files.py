@@ -16,7 +16,7 @@ import pyarrow.json as pajson
 import pyarrow.types as pat
 
 from rayrec.data.formats.json_lines import as_json_lines, value_at
-from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times, whole_numbers
+from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times
 from rayrec.data.formats.text_layout import Layout, find_layout
 from rayrec.data.formats.text_options import TextOptions, TextReading
 from rayrec.storage.column_names import equal_names
@@ -122,11 +122,10 @@ class Csv:
         name, kind, options = column.name, column.type, self.reading.options
         if (parser := _parser_of_option(column, options)) is not None:
             return parser
+        zeros = name in options.types or self.reading.kinds.get(name) == "integer"
         if options.thousands is not None and (pat.is_integer(kind) or pat.is_floating(kind)):
-            return numbers(kind, options.decimal, options.thousands)
-        if pat.is_integer(kind) and name not in options.types and self.reading.kinds.get(name) != "integer":
-            return whole_numbers(kind)
-        return None
+            return numbers(kind, options.decimal, options.thousands, leading_zeros=zeros)
+        return numbers(kind) if pat.is_integer(kind) and not zeros else None
 
     def _locate(self, uri: str, schema: pa.Schema | None, error: Exception, layout: Layout) -> DataError:
         if str(error).startswith("Empty CSV file"):
@@ -160,7 +159,13 @@ class Csv:
             stream = pa.transcoding_input_stream(stream, layout.encoding, "utf-8")
         separator = layout.separator
         if len(separator) > 1:
-            stream, separator = pa.PythonFile(_Replaced(stream, separator.encode()), "r"), _ONE_CHARACTER
+            between = separator.encode()
+            stream = pa.PythonFile(
+                _Rewritten(stream, lambda lines: lines.replace(between, _ONE_CHARACTER.encode())), "r"
+            )
+            separator = _ONE_CHARACTER
+        if layout.escape == "\\" and "\\N" in options.nulls:
+            stream = pa.PythonFile(_Rewritten(stream, _with_plain_nulls(separator.encode())), "r")
         return pacsv.open_csv(
             stream,
             # pyarrow knows the line number of an error only with one thread. Files are read in parallel.
@@ -189,11 +194,11 @@ class Csv:
         )
 
 
-class _Replaced(io.RawIOBase):
-    """A stream of bytes in which a separator of several bytes is one byte."""
+class _Rewritten(io.RawIOBase):
+    """A stream of bytes whose lines pass a function."""
 
-    def __init__(self, stream: pa.NativeFile, separator: bytes) -> None:
-        self._stream, self._separator, self._ended = stream, separator, False
+    def __init__(self, stream: pa.NativeFile, rewrite: Callable[[bytes], bytes]) -> None:
+        self._stream, self._rewrite, self._ended = stream, rewrite, False
         self._rest = self._ready = b""
 
     def readable(self) -> bool:
@@ -204,12 +209,18 @@ class _Replaced(io.RawIOBase):
         while not self._ended and (size < 0 or len(self._ready) < size):
             data = self._stream.read(_BLOCK_BYTES)
             self._ended = not data
-            text = (self._rest + data).replace(self._separator, _ONE_CHARACTER.encode())
-            # The end may be the beginning of a separator.
-            keep = 0 if self._ended else len(self._separator) - 1
-            self._ready, self._rest = self._ready + text[: len(text) - keep], text[len(text) - keep :]
+            text = self._rest + data
+            end = len(text) if self._ended else 1 + max(text.rfind(b"\n"), text.rfind(b"\r"))
+            self._ready, self._rest = self._ready + self._rewrite(text[:end]), text[end:]
         data, self._ready = (self._ready, b"") if size < 0 else (self._ready[:size], self._ready[size:])
         return data
+
+
+def _with_plain_nulls(separator: bytes) -> Callable[[bytes], bytes]:
+    r"""Escapes the backslash of cells `\N`, the null of databases, so that they are `\N` once unescaped."""
+    between = re.escape(separator)
+    null = re.compile(rb"((?<=%b)|(?<=[\r\n])|\A)\\N(?=%b|[\r\n]|\Z)" % (between, between))
+    return lambda lines: null.sub(rb"\\\\N", lines)
 
 
 def _stripped(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:

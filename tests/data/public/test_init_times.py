@@ -78,9 +78,23 @@ def test_times_are_recognized_by_their_values(tmp_path: Path, name: str, values:
 
 
 @pytest.mark.parametrize(
+    "expected",
+    ["%m/%d/%Y %I:%M %p", "%d-%m-%Y %H:%M:%S", "%Y-%m-%d %I:%M:%S %p", "%d-%b-%Y %H:%M:%S.%f", "%b %d, %Y %I:%M %p",
+     "%d %B %Y", "%m/%d/%y %H:%M", "%Y.%m.%d %H:%M", "%a, %d %b %Y %H:%M:%S +0000"],
+)  # fmt: skip
+def test_texts_of_any_order_of_day_and_month_are_times(tmp_path: Path, expected: str) -> None:
+    inspection = found(tmp_path, ordered_at=texts(expected))
+    assert inspection.time is not None and inspection.time.format == expected.replace("+0000", "%z")
+    seconds = inspection.time.seconds(pq.read_table(tmp_path / "x.parquet"))
+    wanted = [datetime.strptime(text, expected) for text in texts(expected)]
+    assert seconds.tolist() == [int((moment - datetime(1970, 1, 1)).total_seconds()) for moment in wanted]
+
+
+@pytest.mark.parametrize(
     ("name", "values"),
     [
         ("order_id", SECONDS),  # ids
+        ("app_version", [f"{n % 9 + 1}.{n % 7 + 1}.{n % 5 + 10}" for n in range(ROWS)]),
         ("c3", np.random.default_rng(0).integers(10**8, 4 * 10**9, ROWS)),  # numbers of that size
         ("c3", np.random.default_rng(0).choice(SECONDS[:30], ROWS)),  # values that repeat, in no order
         ("c3", np.random.default_rng(0).integers(10_000_000, 99_999_999, ROWS)),  # no dates

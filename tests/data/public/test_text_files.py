@@ -96,6 +96,34 @@ def test_leading_zeros_make_a_text(tmp_path: Path) -> None:
         read(tmp_path / "c.csv", late)
 
 
+def test_a_leading_zero_makes_a_text_where_numbers_have_thousands_too(tmp_path: Path) -> None:
+    options = TextOptions(separator=";", thousands="'")
+    rows, _ = read(tmp_path / "a.csv", "customer;amount\n000082;1'819\n000137;+99\n", options)
+    assert [(row["customer"], row["amount"]) for row in rows] == [("000082", 1819), ("000137", 99)]
+    late = "shop;x\n" + f"7;{'x' * 1000}\n" * 9000 + "007;x\n"
+    with pytest.raises(DataError, match=r"line 9002: '007' has a leading zero, .*--type shop=string"):
+        read(tmp_path / "b.csv", late, options)
+    typed = TextOptions(separator=";", thousands="'", types={"customer": "int64"})
+    assert read(tmp_path / "c.csv", "customer;amount\n000082;1\n", typed)[0][0]["customer"] == 82
+
+
+@DRAWN
+@given(
+    cells=st.lists(st.tuples(*[st.sampled_from([None, "N", 'a "b"', "c, d\n", "e\\\\"])] * 3), min_size=1, max_size=5),
+    separator=st.sampled_from([",", "\t", "::"]),
+)
+def test_nulls_of_databases_are_null_where_quotes_have_a_backslash(
+    cells: list[tuple[str | None, ...]], separator: str, tmp_path: Path
+) -> None:
+    def written(cell: str | None) -> str:
+        return r"\N" if cell is None else '"' + cell.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+    rows = [('x "y"', "z", "z"), *cells]
+    content = "".join(separator.join(map(written, row)) + "\n" for row in rows)
+    options = TextOptions(separator=separator, names=["a", "b", "c"], types=dict.fromkeys("abc", "string"))
+    assert [tuple(row.values()) for row in read(tmp_path / "a.csv", content, options)[0]] == rows
+
+
 def test_the_schema_says_what_an_id_is(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("shop,label\n" + "7,1\n12,0\n" * 10)
     for id_type, expected in (("text", "string"), ("integer", "int64")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -22,26 +23,31 @@ from rayrec.data.tools.init.column_facts import TIME_NAMES, ColumnFacts, named_i
 from rayrec.data.tools.init.outcomes import constant_in_groups
 from rayrec.storage.errors import DataError, suggestion
 
+_DAYS = (
+    *("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%m/%d/%y", "%d/%m/%y"),
+    *("%m-%d-%Y", "%d-%m-%Y", "%Y-%m-%d", "%d.%m.%Y", "%Y.%m.%d", "%d.%m.%y"),
+    *("%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y"),
+)
+_HOURS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 _TEXT_FORMATS = (
     ISO,
-    "%m/%d/%Y %I:%M:%S %p",
-    "%d/%m/%Y %I:%M:%S %p",
-    "%m/%d/%Y %H:%M:%S",
-    "%d/%m/%Y %H:%M:%S",
-    "%m/%d/%Y %H:%M",
-    "%d/%m/%Y %H:%M",
-    "%m/%d/%Y",
-    "%d/%m/%Y",
-    "%Y/%m/%d %H:%M:%S",
-    "%Y/%m/%d",
-    "%d.%m.%Y %H:%M:%S",
-    "%d.%m.%Y %H:%M",
-    "%d.%m.%Y",
+    *(day + hour for day in _DAYS for hour in _HOURS if day != "%Y-%m-%d" or "%I" in hour),  # others are ISO 8601
     "%a %b %d %H:%M:%S %Y",
     "%a %b %d %H:%M:%S %z %Y",
+    "%a, %d %b %Y %H:%M:%S %z",
     "[%d/%b/%Y:%H:%M:%S %z]",
     "%d/%b/%Y:%H:%M:%S %z",
 )
+# Texts that a directive of a format may have.
+_OF_DIRECTIVE = {
+    **dict.fromkeys("mdHIMS", r"\d\d?"),
+    **dict.fromkeys("abB", r"[^\W\d]+"),
+    "Y": r"\d{4}",
+    "y": r"\d\d",
+    "f": r"\d{1,6}",
+    "p": "[AaPp][Mm]",
+    "z": r"(Z|[-+]\d\d:?\d\d)",
+}
 _ZERO_DATE = re.compile("0000[-/.]?00[-/.]?00")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
 _TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at", "when", "时间", "时间戳", "日期"}
@@ -257,7 +263,8 @@ def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
     is_named, is_other = _named_time(name), bool(_OTHER_WORDS & _words(name))
     if is_text(array.type):
         formats, is_sure = _text_formats(pc.unique(array[: 100 * _MAX_TEXTS])[:_MAX_TEXTS])
-        is_sure = is_sure and not is_other and len(formats) == 1
+        # 8.10.12 may be a version.
+        is_sure = is_sure and not is_other and len(formats) == 1 and (is_named or "%y" not in formats[0])
         return (formats[0], is_sure) if formats else ("", False)
     if not (pat.is_integer(array.type) or pat.is_floating(array.type)) or named_id(name.lower()):
         return "", False
@@ -285,16 +292,25 @@ def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
 def _text_formats(values: pa.Array) -> tuple[list[str], bool]:
     """The formats of texts, and True if all texts have them; else most texts have them.
 
-    Two formats that all texts have differ in the order of day and month.
+    Two formats that all texts have differ in the order of day, month and year.
     """
     if not (pat.is_string(values.type) or pat.is_large_string(values.type)) or not len(values):
         return [], False
-    first = values[:20]
-    likely = [text for text in (*_TEXT_FORMATS, *DIGITS) if (row_seconds(first, text) >= 0).any()]
+    first = [text.strip() for text in values[:20].to_pylist()]
+    written = [text for text in _TEXT_FORMATS if text == ISO or any(map(_pattern(text).fullmatch, first))]
+    likely = [text for text in (*written, *DIGITS) if (row_seconds(values[:20], text) >= 0).any()]
     shares = {text: float((row_seconds(values, text) >= 0).mean()) for text in likely}
-    complete = [text for text, share in shares.items() if share == 1]
+    # Where all months are May, %b and %B read the same times.
+    complete = [*{row_seconds(values, text).tobytes(): text for text, share in shares.items() if share == 1}.values()]
     most = [text for text, share in shares.items() if share >= _MOST]
     return (complete, True) if complete else (most, False)
+
+
+@cache
+def _pattern(time_format: str) -> re.Pattern[str]:
+    """A pattern of all texts in the format, and of some others; compiled once, because most texts are no times."""
+    parts = re.split("%(.)", time_format)
+    return re.compile("".join(_OF_DIRECTIVE[part] if n % 2 else re.escape(part) for n, part in enumerate(parts)))
 
 
 def _words(name: str) -> set[str]:
