@@ -119,6 +119,10 @@ def test_times_of_a_user_or_an_item_are_asked_for(tmp_path: Path) -> None:
     both = [text.replace("/1", "/0") for text in texts("%d/%m/%Y") if text[:2] < "13"]
     ambiguous = (both * ROWS)[:ROWS]
     assert found(tmp_path, seen=ambiguous).time is None
+    many = [(FIRST + timedelta(minutes=14 * n)).strftime("%m/%d/%Y %I:%M %p") for n in range(1500)]
+    pq.write_table(pa.table({"seen": many, "item": [0, 1, 2] * 500, "click": [0, 1] * 750}), tmp_path / "x.parquet")
+    clear = inspect(str(tmp_path), label="click").time
+    assert clear is not None and clear.format == "%m/%d/%Y %I:%M %p", "the first thousand lie before the 13th"
     odd = [*texts("%m/%d/%Y")[:-1], "21/13/2019"]
     assert "--time 'seen=%m/%d/%Y'" in found(tmp_path, seen=odd).questions[0]
 

@@ -263,6 +263,8 @@ def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
     is_named, is_other = _named_time(name), bool(_OTHER_WORDS & _words(name))
     if is_text(array.type):
         formats, is_sure = _text_formats(pc.unique(array[: 100 * _MAX_TEXTS])[:_MAX_TEXTS])
+        if is_sure and len(formats) > 1:  # a later day of a month may tell
+            formats = [text for text in formats if (row_seconds(pc.unique(array), text) >= 0).all()] or formats
         # 8.10.12 may be a version.
         is_sure = is_sure and not is_other and len(formats) == 1 and (is_named or "%y" not in formats[0])
         return (formats[0], is_sure) if formats else ("", False)
