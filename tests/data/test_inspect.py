@@ -170,6 +170,21 @@ def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
         inspect(str(tmp_path)).proposal()
 
 
+def test_labels_are_suggested_that_the_next_command_takes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        "event_type": np.array(["cart", "purchase", "view"])[rng.integers(0, 3, 400)],
+        "rating": rng.integers(1, 11, 400) / 2,
+        "label": pa.array([None if n % 5 == 0 else n % 2 for n in range(400)]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    suggested = r"possibly --label 'event_type=purchase', --label 'rating>=3'; 'label' is null in 80 rows"
+    with pytest.raises(DataError, match=suggested):
+        inspect(str(tmp_path)).proposal()
+    for option in ("event_type=purchase", "rating>=3"):
+        assert inspect(str(tmp_path), label=option).label is not None
+
+
 def test_groups_are_proposed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     columns = {"label": rng.integers(0, 2, 50), "user_id": rng.integers(0, 9, 50), "x": rng.normal(size=50)}

@@ -172,9 +172,9 @@ class Csv:
             read_options=pacsv.ReadOptions(
                 block_size=_BLOCK_BYTES,
                 use_threads=False,
-                column_names=None if layout.header and options.names is None else layout.columns,
+                column_names=layout.columns if layout.renamed or not layout.header else None,
                 autogenerate_column_names=not layout.header and not layout.columns,
-                skip_rows=layout.comments + int(layout.header and options.names is not None),
+                skip_rows=layout.comments + int(layout.renamed),
             ),
             parse_options=pacsv.ParseOptions(
                 delimiter=separator,
@@ -401,6 +401,8 @@ def _read(stream: pa.NativeFile, size: int) -> bytes:
 def _wrong(uri: str, line: int | None, text: str, column: str | None, fix: str | None = None) -> DataError:
     if repeated := re.search(r"Column\(/?(.*)\) was specified twice", text):
         return equal_names(repeated[1], [uri])
+    if column is not None and f"invalid value '{column}'" in text:
+        text, fix = "the line repeats the names of the columns", "remove such lines"
     if fix is None:
         fix = f"correct the line, or set the column's type: --type {column or 'user'}=string"
     text = re.sub(r" in row \d+$", "", text.splitlines()[0])

@@ -40,7 +40,8 @@ class Layout:
 
     Args:
         columns: column names; `c0`, `c1`, … without a header; empty if no line could be parsed.
-        header: True if the first line holds the names.
+        header: True if the first line holds names.
+        renamed: True if `columns` are not the names as that line has them, which may have spaces around them.
         separator: text between cells.
         encoding: name of the encoding.
         escape: character that makes the next one part of the cell, or None.
@@ -57,6 +58,7 @@ class Layout:
     padded: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     comments: int = 0
+    renamed: bool = False
 
 
 def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> Layout:
@@ -101,8 +103,9 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
         header = options.names is None and _is_header(first, later)
     if not header and options.names is None:
         notes.append(f"no header line: columns are named c0 to c{len(first) - 1}")
-    columns = first if header else [f"c{position}" for position in range(len(first))]
+    columns = [name.strip() for name in first] if header else [f"c{position}" for position in range(len(first))]
     columns = list(options.names) if options.names is not None else columns
+    renamed = bool(header) and columns != first
     rows = later if header else lines
     values = {
         name: [row[position] for row in rows if position < len(row) and row[position]]
@@ -111,7 +114,7 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     padded = (name for name, cells in values.items() if cells and all(cell.startswith(" ") for cell in cells))
     # A quoted cell may begin with a space.
     padding = frozenset(padded if separator != " " and f"{options.quote} " not in text else ())
-    return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes), comments)
+    return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes), comments, renamed)
 
 
 def _without_comments(text: str, usual: str, options: TextOptions) -> tuple[int, str]:

@@ -107,6 +107,20 @@ def test_a_leading_zero_makes_a_text_where_numbers_have_thousands_too(tmp_path: 
     assert read(tmp_path / "c.csv", "customer;amount\n000082;1\n", typed)[0][0]["customer"] == 82
 
 
+def test_names_of_columns_have_no_spaces_around_them_and_come_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, _ = read(tmp_path / "a.csv", "# made by hand\n user, item id ,label\n1, 2, 0\n3, 4, 1\n")
+    assert rows == [{"user": 1, "item id": 2, "label": 0}, {"user": 3, "item id": 4, "label": 1}]
+    late = "user,x\n" + f"7,{'x' * 1000}\n" * 9000 + "user,x\n"
+    with pytest.raises(DataError, match="line 9002: the line repeats the names of the columns"):
+        read(tmp_path / "b.csv", late)
+    (tmp_path / "c.csv").write_text("user,item\n" + "1,2\n" * 50 + "user,item\n" + "1,2\n" * 50)
+    assert run(["init", str(tmp_path / "c.csv"), "--label", "item"]) == 1
+    said = capsys.readouterr().err
+    assert "'user': were files written one after the other" in said and "remove lines that repeat" in said
+
+
 @DRAWN
 @given(
     cells=st.lists(st.tuples(*[st.sampled_from([None, "N", 'a "b"', "c, d\n", "e\\\\"])] * 3), min_size=1, max_size=5),

@@ -21,6 +21,14 @@ from rayrec.data.tools.init.column_facts import ColumnFacts, plain_number
 from rayrec.storage.errors import DataError, suggestion
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
+# Values that are likely to count as 1.
+_POSITIVE = frozenset(
+    {
+        *("1", "true", "t", "yes", "y", "ja", "oui", "si", "positive"),
+        *("purchase", "buy", "bought", "order", "conversion", "click", "clicked", "like"),
+    }
+)
+_FEW = 5
 _VALUES_SHOWN = 5
 MOST_NAMED = 20  # columns in an error
 USAGE = "--label COLUMN, --label 'COLUMN=VALUE' or --label 'COLUMN>=NUMBER'"
@@ -87,13 +95,32 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
 
 def suggested_labels(columns: Sequence[ColumnFacts]) -> str:
     """The fix for a data set in which no column looks like a label."""
-    pairs = [(c.name, c.values_seen) for c in columns[::-1] if c.role == "id" and c.distinct == 2]
-    numbers = [(c.name, c.mean) for c in columns if c.role == "dense" and not (c.log or c.unique or c.width > 1)]
-    candidates = [f"{name}={seen[1]}" for name, seen in pairs if seen is not None] + [
-        f"{name}>={plain_number(mean, 2)}" for name, mean in numbers if mean is not None
-    ]
-    examples = ", ".join(f"--label '{text}'" for text in candidates[:3])
-    return f"name the label: {USAGE}{f'; possibly {examples}' if examples else ''}"
+    complete = [c for c in columns if not c.nulls]
+    examples = [text for c in complete[::-1] if (text := _positive_value(c)) is not None]
+    examples += [f"{c.name}>={plain_number(_middle(c.mean, c.edges), 2)}" for c in complete if _may_have_a_bound(c)]
+    options = ", ".join(f"--label '{text}'" for text in examples[:3])
+    fix = f"name the label: {USAGE}" + (f"; possibly {options}" if options else "")
+    missing = [c for c in columns if c.nulls and c.name.lower() in LABEL_NAMES]
+    return fix + "".join(f"; {c.name!r} is null in {c.nulls:,} rows: remove them to use it" for c in missing)
+
+
+def _positive_value(facts: ColumnFacts) -> str | None:
+    """COLUMN=VALUE, for one of two ids or of a few texts; the value that is likely the positive one."""
+    seen = facts.values_seen
+    if facts.role != "id" or seen is None or not (len(seen) == 2 or (is_text(seen.type) and 2 < len(seen) <= _FEW)):
+        return None
+    values = list(map(str, seen.to_pylist()))
+    return f"{facts.name}={next((v for v in values if v.lower() in _POSITIVE), values[-1])}"
+
+
+def _may_have_a_bound(facts: ColumnFacts) -> bool:
+    return facts.role == "dense" and facts.mean is not None and not (facts.log or facts.unique or facts.width > 1)
+
+
+def _middle(mean: float | None, edges: Sequence[float]) -> float:
+    """The first value of the column from its mean on, as far as it is known."""
+    assert mean is not None
+    return next((edge for edge in edges if edge >= mean), mean)
 
 
 def _from_option(table: pa.Table, wanted: str) -> LabelChoice:

@@ -102,6 +102,9 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
         lines.append(f"if the comma is a decimal point in {columns}, run the command again with --decimal ,")
     for name, cells in rest.items():
         if name not in lists and (note := _mostly_numbers(cells)) is not None:
+            if layout.header and pc.any(pc.equal(cells, name)).as_py():
+                problem = f"a cell of the column is its name, {name!r}: were files written one after the other?"
+                raise DataError(problem, file=uri, column=name, fix="remove lines that repeat the names of the columns")
             lines.append(f"{name!r}: {note}")
     return options.model_copy(update=updates), lines
 
