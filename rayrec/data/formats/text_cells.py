@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -16,6 +17,7 @@ from rayrec.data.arrays.times import parse_times
 
 JSON = "json"
 _LEADING_ZERO = r"^[-+]?0[0-9]"
+_BRACKETS = r"^[\[({](.*)[\])}]$"
 _WHOLE = r"^[-+]?[0-9]+$"
 NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 
@@ -120,15 +122,33 @@ def list_parser(kind: pa.DataType, separator: str) -> Callable[[pa.Array], pa.Ar
 
 def _split(text: pa.Array, separator: str) -> pa.Array:
     if separator != JSON:
-        lists = pc.split_pattern(text, separator)
-        items = pc.utf8_trim_whitespace(lists.values)
-        return pa.ListArray.from_arrays(lists.offsets, items, mask=pc.is_null(lists)) if len(lists) else lists
+        return _divided(text, separator)
     values = [_parsed(index, cell) for index, cell in enumerate(text.to_pylist())]
     try:
         return pa.array(values, None if any(values) else pa.list_(pa.string()))
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = [None if value is None else [str(item) for item in value] for value in values]
         return pa.array(texts, pa.list_(pa.string()))
+
+
+def _divided(text: pa.Array, separator: str) -> pa.Array:
+    """The items between separators, without brackets around lists, quotes around items and a separator at the end."""
+    bare = pc.utf8_trim_whitespace(pc.replace_substring_regex(pc.utf8_trim_whitespace(text), _BRACKETS, r"\1"))
+    if separator.isspace():
+        lists = pc.utf8_split_whitespace(bare)
+    else:
+        end = re.escape(separator.rstrip())
+        lists = pc.split_pattern(pc.replace_substring_regex(bare, rf"{end}\s*$", ""), separator)
+    if not len(lists):
+        return lists
+    items = pc.utf8_trim_whitespace(lists.values)
+    for quote in "\"'":
+        items = pc.replace_substring_regex(items, f"^{quote}(.*){quote}$", r"\1")
+    empty = pc.equal(bare, "").fill_null(False).to_numpy(zero_copy_only=False)
+    counts = np.diff(lists.offsets.to_numpy())
+    offsets = np.concatenate([[0], np.cumsum(np.where(empty, 0, counts))]).astype(np.int32)
+    items = items.filter(pa.array(~np.repeat(empty, counts)))
+    return pa.ListArray.from_arrays(pa.array(offsets), items, mask=pc.is_null(lists))
 
 
 def _parsed(index: int, cell: str | None) -> list[Any] | None:

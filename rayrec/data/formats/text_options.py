@@ -38,7 +38,7 @@ class TextOptions(Strict):
         types: Arrow types of columns, e.g. `user: string`. Others are inferred from the first rows; numbers with
             leading zeros are text.
         lists: Columns with a list in each cell, and the text between its items, e.g. `genres: "|"`; "json" for lists
-            such as [1, 2].
+            such as [1, 2]. Brackets of any kind around the list and quotes around its items are left out.
         times: Columns with times, and their format as `strptime` takes it, e.g. `at: "%d.%m.%Y"`; or `iso`, `s`, `ms`,
             `yyyymmdd` and others that `init --time` takes.
     """

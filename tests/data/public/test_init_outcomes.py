@@ -39,14 +39,18 @@ def test_a_column_that_is_filled_or_not_zero_only_where_the_label_is_1_is_left_o
     columns["seconds"] = np.where(clicked & (rng.random(ROWS) < 0.5), rng.random(ROWS), 0.0)
     columns["liked"] = (clicked & (rng.random(ROWS) < 0.1)).astype(np.int64)
     columns["stars"] = np.where(clicked & (rng.random(ROWS) < 0.4), rng.integers(1, 6, ROWS), 0)
+    columns["state"] = np.where(clicked & (rng.random(ROWS) < 0.2), "refunded", "none")
+    columns["dwell"] = np.where(clicked, rng.integers(0, 9, ROWS), -1)
+    columns["place"] = np.where(rng.random(ROWS) < 0.8, "top", "bottom")
     columns["answers"] = [[1] if one and n % 2 else [] for n, one in enumerate(clicked)]
     columns["reason"] = pa.array(["too long", "seen"] * (ROWS // 2), mask=clicked | (rng.random(ROWS) < 0.5))
     columns["almost"] = np.where(rng.random(ROWS) < 0.1, clicked | (rng.random(ROWS) < 0.3), 0).astype(np.int64)
     columns["holes"] = pa.array(rng.random(ROWS), mask=rng.random(ROWS) < 0.5)
     facts = found(tmp_path, columns, "is_click")
     left_out = {name for name, one in facts.items() if one.outcome}
-    assert left_out == {"order", "seconds", "liked", "stars", "answers", "reason"}
+    assert left_out == {"order", "seconds", "liked", "stars", "state", "dwell", "answers", "reason"}
     assert facts["order"].role == "unused" and "filled only where 'is_click' is 1" in facts["order"].note
+    assert "not 'none' only where 'is_click' is 1" in facts["state"].note
     assert "not 0 only where 'is_click' is 1" in facts["stars"].note and "--keep stars" in facts["stars"].note
     assert "filled only where 'is_click' is 0" in facts["reason"].note
     kept = found(tmp_path, columns, "is_click", keep=["stars", "order"])

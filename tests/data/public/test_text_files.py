@@ -212,6 +212,50 @@ def test_bytes_that_are_no_text_late_in_a_file_are_refused(tmp_path: Path) -> No
         read(tmp_path / "a.csv", content)
 
 
+@DRAWN
+@given(
+    lists=st.lists(st.none() | st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=6),
+    separator=st.sampled_from([";", "|", " ", "#", ", "]),
+    brackets=st.sampled_from(["{}", "[]", "()"]),
+    quote=st.sampled_from(["", "'"]),
+    end=st.booleans(),
+)
+def test_lists_in_brackets_of_any_kind_are_lists(
+    lists: list[list[int] | None], separator: str, brackets: str, quote: str, end: bool, tmp_path: Path
+) -> None:
+    """`{1;2}`, `(1, 2,)`, `['1' '2']`, `[]`, and an empty cell, which is null."""
+
+    def cell(items: list[int] | None) -> str:
+        inner = separator.join(f"{quote}{item}{quote}" for item in items or ()) + (separator if end and items else "")
+        return "" if items is None else f"{brackets[0]}{inner}{brackets[1]}"
+
+    options = TextOptions(separator="\t", lists={"seen": separator}, types={"seen": "list<int64>"})
+    content = "".join(f"1\t{cell(items)}\n" for items in lists)
+    rows, _ = read(tmp_path / "a.csv", "user\tseen\n" + content, options)
+    assert [row["seen"] for row in rows] == lists
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("N{a} N{b} N{c}", " "),
+        ("{a}#{b}", "#"),
+        ("{{{a};{b}}}", ";"),
+        ("the {a} of the {b}", None),
+        ("{a}:{b} PM", None),
+    ],
+)
+def test_lists_of_ids_are_found_and_texts_are_not(
+    written: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = [written.format(a=n % 19, b=n * 7 % 23, c=n % 5) for n in range(400)]
+    Path("log.csv").write_text("user,x,click\n" + "".join(f"{n % 30},{x},{n % 2}\n" for n, x in enumerate(cells)))
+    assert run(["init", "log.csv", "--label", "click"]) == 0
+    text = yaml.safe_load(Path("log.yaml").read_text())["data"].get("read", {}).get("text", {})
+    assert text.get("lists", {}).get("x") == expected
+
+
 def test_lists_times_and_numbers_are_parsed_as_told(tmp_path: Path) -> None:
     content = 'a;b;c;at;n\n1|2;x, y;"[3, 4]";31.12.2024 23:59;1.204,5\n;;[];01.01.2025 00:00;7,25\n'
     options = TextOptions(

@@ -315,7 +315,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         if _zeros_and_ones(leaf, values):
             return "label", ""
         is_id = named_id(name.lower()) or len(values) < FEW_VALUES
-        return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
+        return ("id", "") if is_id else ("dense", f"a number? if it is an id, add it with --ids {name}")
     if pat.is_floating(plain):
         leaf = _computable(decoded(leaf))
         values = pc.unique(leaf)

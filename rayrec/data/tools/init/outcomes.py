@@ -6,9 +6,9 @@ A column is left out if one of these rules holds in the inspected rows. A rule c
    for ids, the share of rows that have the more frequent label of their id.
 2. *Known only after*: practically all rows (99.5 %) in which the column has a value have label 1, and chance does not
    explain it: the probability that all these rows have label 1 is below one in a million. A row has a value where
-   the column is neither null nor 0, and a list is not empty. A share of label 1 above 80 % explains too much, so then
-   only nulls count. A column that is null in all rows of label 1 and filled only in rows of label 0 is left out too:
-   it is the reason for a 0.
+   the column is neither null nor the value that most rows of label 0 have, e.g. 0 or "none", and a list is not empty.
+   A share of label 1 above 80 % explains too much, so then only nulls count. A column that is null in all rows of
+   label 1 and filled only in rows of label 0 is left out too: it is the reason for a 0.
 3. *Another outcome*: in a log (a file with ids and a time per row), a column of 0 and 1 next to the label, as likes and
    follows next to clicks. Attributes stay features: a column that has one value for each id of another column, or for
    each hour. Without a time, only a column with the name of a label (`LABEL_NAMES`) is left out.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +116,10 @@ def _reason(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str | N
     separation = _separation(facts, column, positives)
     if separation >= _SEPARATES:
         return f"predicts {label.column!r} almost perfectly ({separation:.3f}): possible leakage."
-    if positives.mean() <= _MAX_POSITIVES and _one_sided(filled & _not_zero(column), positives):
-        return f"not 0 only where {label.column!r} is 1: known only after it?"
+    if positives.mean() <= _MAX_POSITIVES and not pat.is_nested(column.type):
+        usual, others = _unusual(column, ~positives)
+        if _one_sided(filled & others, positives):
+            return f"not {usual!r} only where {label.column!r} is 1: known only after it?"
     return None
 
 
@@ -143,6 +146,15 @@ def _filled(column: pa.Array) -> Booleans:
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
         filled = filled & (lengths > 0)
     return filled
+
+
+def _unusual(column: pa.Array, rows: Booleans) -> tuple[Any, Booleans]:
+    """The most frequent value of some rows, and which of all rows have another one. Nulls are not values."""
+    encoded = pc.dictionary_encode(decoded(column))
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    counts = np.bincount(codes[rows & (codes >= 0)], minlength=1)
+    usual = int(counts.argmax())
+    return encoded.dictionary[usual].as_py() if counts.any() else None, (codes >= 0) & (codes != usual)
 
 
 def _not_zero(column: pa.Array) -> Booleans:

@@ -18,6 +18,9 @@ from rayrec.data.tools.init.stated_roles import StatedRole, StatedRoles, names_i
 from rayrec.storage.errors import DataError
 
 _SEPARATORS = ("|", "^", ";", ", ", ",")
+# Separators of ids only, e.g. `N12 N34`: texts, times and numbers with units have them, too.
+_ID_SEPARATORS = (" ", "#", "&")
+_ID_ITEM = r"^[A-Za-z]{0,8}[-_]?[0-9]+$"
 _LIST = r"^\s*\[.*\]\s*$"
 # Decimal point, and character between thousands; a file has one pair. By rank, if several fit.
 _NOTATIONS = (
@@ -212,11 +215,12 @@ def _list_separator(cells: pa.Array) -> str | None:
     if _share(cells, _LIST) >= _NEARLY_ALL and _are_lists(cells):
         return JSON
     distinct_cells = len(pc.unique(cells))
-    for separator in _SEPARATORS:
+    for separator in (*_SEPARATORS, *_ID_SEPARATORS):
         if _share(cells, re.escape(separator)) < 0.2:
             continue
-        items = pc.unique(pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(cells, separator))))
-        if 2 * len(items) <= distinct_cells:
+        items = pc.unique(pc.list_flatten(list_parser(pa.list_(pa.string()), separator)(cells)))
+        are_ids = separator not in _ID_SEPARATORS or _share(items, _ID_ITEM) >= _NEARLY_ALL
+        if are_ids and 2 * len(items) <= distinct_cells:
             return separator
     return None
 
