@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.local_ray import init_local, quiet_unless_debug
-from rayrec._runtime.stop_signals import handlers_kept
+from rayrec._runtime.local_ray import connect, is_begun
 from rayrec.storage.errors import DataError
 
 A = TypeVar("A")
@@ -39,20 +36,11 @@ def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool)
 
 
 def start_ray() -> None:
-    """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected.
-
-    Without an address, Ray would try the last one started on this machine, which may have died.
-    """
+    """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected."""
     import ray
 
-    if ray.is_initialized():
-        return
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        init_local(max(1, int(cpus())))
-        return
-    with handlers_kept():
-        ray.init(address=address, **quiet_unless_debug())
+    if is_begun() or not ray.is_initialized():
+        connect()
 
 
 def several_nodes() -> bool:

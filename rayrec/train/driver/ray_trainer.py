@@ -12,7 +12,7 @@ from ray.train.torch import TorchConfig
 from rayrec._runtime.debug import debugging
 from rayrec._runtime.ray_internals import torch_trainer
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.cluster import WORKER_ENV
+from rayrec.train.driver.early_ray import WORKER_ENV
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.driver.failures import RestartLimit, failure_reporter
 from rayrec.train.driver.placement import FailedNodes

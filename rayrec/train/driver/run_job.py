@@ -16,8 +16,9 @@ from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
-from rayrec.train.driver.cluster import Cluster, connected, default_env, nodes_without, refuse_unseen, unshared_folder
+from rayrec.train.driver.cluster import Cluster, connected, nodes_without, refuse_unseen, unshared_folder
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.early_ray import default_env
 from rayrec.train.driver.elastic import note_request, release_request, resizing, without_read_reservations
 from rayrec.train.driver.evaluations import Evaluations, evaluating
 from rayrec.train.driver.failures import failure_reason, line_of
