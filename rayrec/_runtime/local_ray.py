@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -90,6 +91,15 @@ def begun(num_cpus: int) -> Iterator[None]:
 def is_begun() -> bool:
     """Whether the body of `begun` runs: its Ray starts, or has started."""
     return _begun is not None
+
+
+def is_connected() -> bool:
+    """Whether this process is connected to Ray. Does not import Ray."""
+    if "ray" not in sys.modules:
+        return False
+    import ray  # waits for another thread that imports it
+
+    return bool(ray.is_initialized())
 
 
 def init_local(num_cpus: int) -> Callable[[], None]:

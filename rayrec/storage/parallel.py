@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rayrec._runtime.local_ray import connect, is_begun
+from rayrec._runtime.local_ray import connect, is_begun, is_connected
 from rayrec.storage.errors import DataError
 
 A = TypeVar("A")
@@ -37,19 +36,17 @@ def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool)
 
 def start_ray() -> None:
     """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected."""
-    import ray
-
-    if is_begun() or not ray.is_initialized():
+    if is_begun() or not is_connected():
         connect()
 
 
 def several_nodes() -> bool:
     """Whether Ray is connected and has more than one node."""
-    if "ray" not in sys.modules:
+    if not is_connected():
         return False
     import ray
 
-    return bool(ray.is_initialized()) and sum(node["Alive"] for node in ray.nodes()) > 1
+    return sum(node["Alive"] for node in ray.nodes()) > 1
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
@@ -90,11 +87,11 @@ def _ahead(submit: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once:
 
 
 def _ray_has_room() -> bool:
-    if "ray" not in sys.modules:
+    if not is_connected():
         return False
     import ray
 
-    return bool(ray.is_initialized()) and ray.available_resources().get("CPU", 0.0) >= _CPUS
+    return ray.available_resources().get("CPU", 0.0) >= _CPUS
 
 
 def answer(ref: Any, timeout_s: float | None = None) -> Any:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.local_ray import begun
+from rayrec._runtime.local_ray import begun, is_connected
 
 # Ray Train's defaults poll workers only every 2 s, and change their working directory, which breaks relative imports of
 # a user's model.
@@ -56,7 +56,7 @@ def begun_for(read: Callable[[], Any], overrides: Sequence[str]) -> Iterator[Non
 def _needs_local_ray(read: Callable[[], Any], overrides: Sequence[str]) -> bool:
     """Whether a run trains a fixed number of workers on a local Ray. False if that is unknown: `load_config`, which
     imports much more, reports what is wrong with a config."""
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS") or is_connected():
         return False
     import yaml
 
