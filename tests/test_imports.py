@@ -44,14 +44,15 @@ def test_who_has_turned_it_off_finds_it_off() -> None:
     assert not gc.isenabled()
 
 
-def test_a_worker_imports_what_torchs_first_optimizer_would() -> None:
-    """So that it does not take the first step's time."""
+def test_a_worker_imports_what_torchs_first_optimizer_would_but_no_planner_of_loads() -> None:
+    """So that the first takes none of the first step's time; a new run loads nothing."""
     code = (
         "import gc, sys; from rayrec.train.worker.start import import_worker; import_worker()\n"
-        "print('torch._dynamo' in sys.modules, 'rayrec.train.worker.entry' in sys.modules, gc.isenabled())"
+        "print('torch._dynamo' in sys.modules, 'rayrec.train.worker.entry' in sys.modules, gc.isenabled(),\n"
+        "      'torch.distributed.checkpoint' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["True"] * 3, done.stderr
+    assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
 
 
 @pytest.mark.parametrize("package", ["distributed", "distributed.planner", "checkpoint", "data", "train"])
@@ -81,13 +82,17 @@ def test_a_command_that_reads_files_alone_loads_no_torch(command: list[str], tmp
     assert done.stdout.splitlines()[-1] == "False True"  # nothing is collected at the exit
 
 
-def test_an_error_in_a_config_is_told_before_ray_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("name: a\ntrainer: {num_workers: 2, epocs: 1}\n")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_config_leaves_no_ray(workers: int, tmp_path: Path) -> None:
+    """A local Ray starts while the config is read, if the run needs one."""
+    (tmp_path / "c.yaml").write_text(f"name: a\ntrainer: {{num_workers: {workers}, epocs: 1}}\n")
     code = (
         "import atexit, sys\n"
-        "atexit.register(lambda: print('ray' in sys.modules))\n"
+        "ray = lambda: sys.modules.get('ray')\n"
+        "atexit.register(lambda: print(bool(ray()), bool(ray() and ray().is_initialized())))\n"
         "sys.argv[1:] = ['train', 'c.yaml']\n"
         "from rayrec.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (1, "False\n") and "trainer.epocs" in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (1, f"{workers > 0} False\n"), done.stderr
+    assert done.stderr.count("trainer.epocs") == 1, done.stderr

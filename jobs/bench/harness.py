@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ def print_json(args: argparse.Namespace, results: Mapping[str, Any]) -> None:
     """Prints the results on the last line if `--json` asks for it."""
     if args.json:
         print(json.dumps(results))
+
+
+def descendants(process: int) -> dict[int, list[str]]:
+    """The processes that a process has started, directly or not, by id: the fields of /proc/ID/stat after the name."""
+    found: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended
+            found[int(folder.name)] = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+    below, size = {process}, 0
+    while size < len(below):
+        size = len(below)
+        below |= {number for number, fields in found.items() if int(fields[1]) in below}
+    return {number: found[number] for number in below - {process} if number in found}
 
 
 def milliseconds(act: Callable[[], object]) -> float:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, arguments, machine, print_json, require
+from harness import ROOT, arguments, descendants, machine, print_json, require
 
 PATIENCE_S = 180.0
 GOALS_S = {"start_s": 12, "kill_s": 20, "shrink_s": 30, "grow_s": 30}
@@ -129,17 +129,10 @@ def _one_run(where: str | None) -> dict[str, float]:
 
 def _a_worker(driver: int) -> int:
     """The id of a worker process of the run."""
-    parents, words = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for process in descendants(driver):
         with suppress(OSError):  # the process has ended
-            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            words[int(folder.name)] = (folder / "cmdline").read_bytes()
-    for process, command in words.items():
-        ancestor = process
-        while ancestor in parents and ancestor != driver:
-            ancestor = parents[ancestor]
-        if ancestor == driver and b"RayTrainWorker" in command:
-            return process
+            if b"RayTrainWorker" in Path(f"/proc/{process}/cmdline").read_bytes():
+                return process
     raise SystemExit("no worker process found")
 
 

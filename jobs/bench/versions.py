@@ -2,7 +2,7 @@
 with an export, or requests to a service.
 
     git worktree add --detach /tmp/earlier 5be9ecb
-    python jobs/bench/versions.py /tmp/earlier [--what steps|models|data|inference|serving] [--rounds 15] [--only TEXT]
+    python jobs/bench/versions.py /tmp/earlier [--what steps|models|data|inference|serving|run] [--rounds 15]
 
 Each checkout has processes that stay up; a round times every case in the one and then in the other. The ratio is the
 median over rounds of this checkout's time over the other's. Both must have the public names that this file uses.
@@ -10,7 +10,8 @@ median over rounds of this checkout's time over the other's. Both must have the 
 `steps`: two gloo ranks, 26 tables of 50,000 × 64 and two layers over them; forward, backward and update. `models`: one
 rank, with default losses, in processor time. `data`: one process that maps 100,000 rows held in memory, and reads
 manifests and epochs of Parquet files. `inference`: batches and lookups of a ranker's export that is not compiled, in
-processor time. `serving`: the median time of requests over HTTP to a service of that export in another process.
+processor time. `serving`: the median time of requests over HTTP to a service of that export in another process. `run`:
+`rayrec train data/movielens/train.yaml`, its wall time and the processor time of all of its processes.
 """
 
 from __future__ import annotations
@@ -384,6 +385,36 @@ def processor_time(act: Callable[[], object], calls: int) -> float:
     return (time.process_time() - start) / calls
 
 
+def serve_runs() -> None:
+    """Times whole runs. The processor time is of the run whose wall time was asked for before."""
+    print("rayrec train, wall", "rayrec train, processor", sep="\t", flush=True)
+    processor_s = 0.0
+    while (number := int(sys.stdin.readline() or -1)) >= 0:
+        if number == 0 or not processor_s:
+            wall_s, processor_s = train()
+        print(wall_s if number == 0 else processor_s, flush=True)
+
+
+def train() -> tuple[float, float]:
+    """Seconds of a run: wall time, and processor time of all of its processes, which are looked at every 0.1 s."""
+    from harness import descendants
+
+    env = {name: value for name, value in os.environ.items() if name not in (*MALLOC, "PYTHONDONTWRITEBYTECODE")}
+    used: dict[int, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        words = ["-m", "rayrec.cli", "train", "data/movielens/train.yaml", "--set", f"storage.path={folder}"]
+        process = subprocess.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL)
+        while process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+            used |= {number: int(fields[11]) + int(fields[12]) for number, fields in descendants(os.getpid()).items()}
+        wall_s = time.perf_counter() - start
+    if process.returncode:
+        raise SystemExit(f"the run ended with status {process.returncode}")
+    return wall_s, sum(used.values()) / os.sysconf("SC_CLK_TCK")
+
+
 class Checkout:
     """The processes that run the code of a checkout."""
 
@@ -418,7 +449,7 @@ def main() -> None:
 
     parser = arguments(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout")
-    parser.add_argument("--what", choices=["steps", "models", "data", "inference", "serving"], default="steps")
+    parser.add_argument("--what", choices=["steps", "models", "data", "inference", "serving", "run"], default="steps")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", metavar="TEXT", help="time the cases whose names contain the text")
     args = parser.parse_args()
@@ -464,6 +495,8 @@ if __name__ == "__main__":
                 serve_cases(inference_cases(own))
             case "serving":
                 serve_requests(own)
+            case "run":
+                serve_runs()
     else:
         store = f"{sys.argv[3]}/{os.getpid()}"
         peer = mp.get_context("spawn").Process(target=serve_steps, args=(1, store))

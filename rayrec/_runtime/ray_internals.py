@@ -1,7 +1,8 @@
 """Every private part of Ray that rayrec uses. `pyproject.toml` pins Ray to the release that is tested, and
 `tests/train/test_ray_internals.py` fails with the name of the part that an upgrade has moved.
 
-    LOCAL_SYSTEM        `ray.init(_system_config=…)`, until there is a public setting for when freed objects are deleted
+    LOCAL_SYSTEM        `ray.init(_system_config=…)`, until there are public settings for when freed objects are deleted
+                        and for how soon a connection is tried again
     free_resources      `available_resources_per_node`, until ray-project/ray#60134 makes it public
     has_autoscaler      the status that an autoscaler writes for `ray status`, until Ray says whether nodes may come
     hide_data_progress  names of Ray Data's loggers, until a setting of `DataContext` hides all progress output
@@ -13,7 +14,9 @@
                         `DatasetsCallback`, `PlacementGroupCleanerCallback`, and `_send_resource_request` of
                         `FixedScalingPolicy`, until Ray Train starts their actors only for runs that use them
     run_controller      `TrainController` and its `WorkerGroup`, until Ray Train can run them in the driver; and
-                        `auto_init_hook`, which starts another Ray when this one has ended
+                        `auto_init_hook`, which starts another Ray when this one has ended; and
+                        `SynchronizationActor` and `_shutdown_sync_actor`, until Ray Train starts the actor when needed
+    kill_train_workers  `state.actors` and `CoreWorker.kill_actor`, until `ray.shutdown` ends calls of other threads
     without_helpers     `Node.start_…`, until `ray.init` can leave out the processes that a local Ray does not need
     with_limit          `FailurePolicy`, as above
     is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
@@ -31,18 +34,23 @@ import json
 import logging
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LOCAL_SYSTEM = {
     # Ray deletes freed objects once a second by default: for a fast stream that holds 250 MB more in memory.
     "free_objects_period_milliseconds": 200,
+    # A process that connects before the raylet listens would try again after a second, 10 times.
+    "raylet_client_connect_timeout_milliseconds": 20,
+    "raylet_client_num_connect_attempts": 500,
 }
 # An API server without pages, the autoscaler, and the reader of logs, which nobody gets. Ray waits for the first one.
 HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")
 DATA_LOGGERS = ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor")
 COORDINATOR = "AutoscalingCoordinator"
+TRAIN_WORKER = "RayTrainWorker"
 AUTOSCALER_STATUS = b"__autoscaling_status"
 _UNMANAGED_NODE = re.compile(r"node_[0-9a-f]{56}")  # node type of a node that no autoscaler started
 
@@ -119,7 +127,7 @@ def draining_nodes() -> frozenset[str]:
 def torch_trainer(
     gives_up: Callable[[Exception | None], bool],
     *,
-    left: threading.Event | None,
+    abandoned: threading.Event | None,
     selector: Callable[[int], dict[str, str] | None],
     skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]] | None = None,
     **arguments: Any,
@@ -129,9 +137,9 @@ def torch_trainer(
 
     Args:
         gives_up: see `with_limit`.
-        left: of a Ray that ends with this process and has no autoscaler, so that the controller runs in this thread:
-            ends it when set. None: the controller is an actor; others free the workers' resources if it is killed, and
-            request them from the autoscaler.
+        abandoned: of a Ray that ends with this process and has no autoscaler, so that the controller runs in this
+            thread: ends it when set. None: the controller is an actor; others free the workers' resources if it is
+            killed, and request them from the autoscaler.
         selector: returns the label selector of a number of workers that are about to start; None: the run's own.
         skipped: from the resources that Ray reserves for an elastic run, by node, returns the nodes that do not count
             when it chooses its size. Ray also counts draining nodes, and waits for workers there until they are gone.
@@ -145,19 +153,19 @@ def torch_trainer(
     class Trainer(base):
         def _initialize_and_run_controller(self, **controller: Any) -> Any:
             controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
-            controller["callbacks"] = [*_needed(controller["callbacks"], left is not None), _selecting(selector)]
+            controller["callbacks"] = [*_needed(controller["callbacks"], abandoned is not None), _selecting(selector)]
             if skipped is not None:
                 reserve_now(controller["scaling_policy"], skipped)
-            elif left is not None:
+            elif abandoned is not None:
                 request_nothing(controller["scaling_policy"])
-            if left is not None:
-                return run_controller(controller, left)
+            if abandoned is not None:
+                return run_controller(controller, abandoned)
             return super()._initialize_and_run_controller(**controller)
 
     return Trainer(**arguments)
 
 
-def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
+def run_controller(arguments: dict[str, Any], abandoned: threading.Event) -> Any:
     """Run Ray Train's controller in this thread until the run ends.
 
     An actor would first import Ray Train and torch. Workers inherit the environment of this process, which has started
@@ -165,7 +173,7 @@ def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
 
     Args:
         arguments: of `TrainController`.
-        left: ends the controller when set, before its next look at the workers.
+        abandoned: ends the controller when set, before its next look at the workers.
 
     Returns:
         Ray Train's result.
@@ -174,7 +182,7 @@ def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
 
     import ray
     from ray.train.v2._internal.execution.controller import TrainController
-    from ray.train.v2._internal.execution.worker_group import WorkerGroup
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup, state, worker_group
 
     class Group(WorkerGroup):
         @staticmethod
@@ -203,8 +211,8 @@ def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
         worker_group_cls = Group
 
         async def _run_control_loop_iteration(self) -> None:
-            if left.is_set():
-                raise RuntimeError("the run has been left")
+            if abandoned.is_set():
+                raise RuntimeError("the run has been abandoned")
             await super()._run_control_loop_iteration()
 
     async def run() -> Any:
@@ -212,20 +220,74 @@ def run_controller(arguments: dict[str, Any], left: threading.Event) -> Any:
         await controller.run()
         return controller.get_result()
 
-    with _no_other_ray():
+    with (
+        _no_other_ray(),
+        _replaced(worker_group, "SynchronizationActor", _Synchronization),
+        _replaced(state, "_shutdown_sync_actor", _Synchronization.end),
+    ):
         return asyncio.run(run())
+
+
+class _Synchronization:
+    """Replaces Ray Train's actor behind `ray.train.report` and `ray.train.collective`, and starts it at the first call.
+    rayrec's workers use neither, and the actor's process would import Ray Train while workers start."""
+
+    def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+        self._name, self._arguments = name, arguments
+
+    @classmethod
+    def options(cls, **_: Any) -> type[_Synchronization]:
+        return cls
+
+    @classmethod
+    def remote(cls, **arguments: Any) -> _Synchronization:
+        return cls(f"rayrec-synchronization-{uuid.uuid4().hex}", arguments)
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):  # pickle looks for such
+            raise AttributeError(method)
+        from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
+
+        actor: Any = SynchronizationActor
+        handle = actor.options(name=self._name, get_if_exists=True).remote(**self._arguments)
+        return getattr(handle, method)
+
+    def end(self) -> None:
+        import ray
+
+        with suppress(ValueError):  # never started
+            ray.kill(ray.get_actor(self._name))
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def kill_train_workers() -> None:
+    """Kill the workers of Ray Train on a local Ray, also those that are being started. Calls that wait for one end with
+    an error."""
+    import ray
+    from ray._private import state, worker
+
+    connection: Any = worker.global_worker
+    for name, actor in state.actors().items():
+        if actor["ActorClassName"] == TRAIN_WORKER and actor["State"] != "DEAD":
+            connection.core_worker.kill_actor(ray.ActorID(bytes.fromhex(name)), True)
 
 
 @contextmanager
 def _no_other_ray() -> Iterator[None]:
-    """Keep calls of Ray from starting one. A run that is left at the second Ctrl-C ends Ray below its controller."""
+    """Keep calls of Ray from starting one: Ray ends below the controller of a run that a second Ctrl-C abandons."""
     from ray._private import auto_init_hook
 
-    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
-    try:
+    with _replaced(auto_init_hook, "enable_auto_connect", False):
         yield
-    finally:
-        auto_init_hook.enable_auto_connect = before
 
 
 def _needed(callbacks: list[Any], local: bool) -> list[Any]:

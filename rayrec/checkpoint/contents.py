@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from rayrec.checkpoint.format import SavedTensor
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.distributed.collections.sharded_table import ShardedTable
@@ -81,7 +81,7 @@ class Loading:
 
     Args:
         model, dense_optimizer: receive the state.
-        metadata: metadata of the checkpoint's tensors, by key.
+        saved: the tensors of the checkpoint, by key.
 
     Raises:
         ValueError: a table, optimizer state or parameter of the model is missing in the checkpoint or has another size,
@@ -92,10 +92,10 @@ class Loading:
         self,
         model: DistributedModelParallel,
         dense_optimizer: torch.optim.Optimizer | None,
-        metadata: Mapping[str, Any],
+        saved: Mapping[str, SavedTensor],
     ) -> None:
         self.state: dict[str, Rectangles] = {}
-        self._metadata = metadata
+        self._saved = saved
         self._finish: list[Callable[[], object]] = []
         if dense_optimizer is not None:
             dense_optimizer.state.clear()  # an earlier attempt may have loaded a damaged checkpoint
@@ -126,14 +126,14 @@ class Loading:
     def _dense_table_state(self, name: str, table: ShardedTable, optimizer: torch.optim.Optimizer) -> None:
         """Request the state of a dense optimizer, with keys and sizes of the checkpoint: a new optimizer has no state
         before its first step."""
-        if any(key.startswith(f"{TABLE_STATE}/{name}/") for key in self._metadata):
+        if any(key.startswith(f"{TABLE_STATE}/{name}/") for key in self._saved):
             raise ValueError(
                 f"table {name!r} was trained inside backward in the checkpoint, but its kernel is dense here; "
                 "use the configuration that it was made with, or start a new run under another name"
             )
         for key, saved in self._saved_states(name) if table.local else ():
             targets = _empty_states(table, key, saved, optimizer)
-            self._request(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
+            self._request(f"{DENSE_STATE}/{name}/{key}", table, torch.Size(saved.size), targets)
             for item, target in zip(table.local, targets, strict=True):
                 optimizer.state[item.parameter][key] = target
 
@@ -141,16 +141,16 @@ class Loading:
         self.state[path], steps = _table_state_to_load(table, size, targets)
         self._finish += steps
 
-    def _saved_states(self, name: str) -> list[tuple[str, Any]]:
-        """(key, metadata) of the saved state of a dense optimizer for a parameter or table."""
+    def _saved_states(self, name: str) -> list[tuple[str, SavedTensor]]:
+        """(key, tensor) of the saved state of a dense optimizer for a parameter or table."""
         prefix = f"{DENSE_STATE}/{name}/"
-        return [(key.removeprefix(prefix), saved) for key, saved in self._metadata.items() if key.startswith(prefix)]
+        return [(key.removeprefix(prefix), saved) for key, saved in self._saved.items() if key.startswith(prefix)]
 
     def _require(self, key: str, shape: tuple[int, ...] | torch.Size | None) -> torch.Size:
         kind, _, name = key.partition("/")
         noun = {TABLE: "table", TABLE_STATE: "optimizer state of table", DENSE: "parameter"}[kind]
-        saved = self._metadata.get(key)
-        if not isinstance(saved, TensorStorageMetadata):
+        saved = self._saved.get(key)
+        if saved is None:
             raise ValueError(
                 f"the checkpoint has no {noun} {name!r}: it belongs to another model or optimizer; "
                 "use the configuration that it was made with, or start a new run under another name"
@@ -160,13 +160,13 @@ class Loading:
                 f"{noun} {name!r} has shape {tuple(shape)}, but {tuple(saved.size)} in the checkpoint; "
                 "use the configuration that it was made with, or start a new run under another name"
             )
-        return saved.size
+        return torch.Size(saved.size)
 
     def _dense_states(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         for name, param in params.items():
             for key, saved in self._saved_states(name):
                 device = state_device(key, param, optimizer)
-                value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
+                value = torch.empty(saved.size, dtype=saved.dtype, device=device)
                 self.state[f"{DENSE_STATE}/{name}/{key}"] = Rectangles.whole(value)
                 optimizer.state[param][key] = value
 
@@ -224,7 +224,7 @@ def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer
 
 
 def _empty_states(
-    table: ShardedTable, key: str, saved: TensorStorageMetadata, optimizer: torch.optim.Optimizer
+    table: ShardedTable, key: str, saved: SavedTensor, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
     """An empty state for each of this rank's shards, with the dtype and dimensions that were saved under `key`."""
     table_size = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
@@ -232,7 +232,7 @@ def _empty_states(
     return [
         torch.empty(
             item.shard.shape[:dims],
-            dtype=saved.properties.dtype,
+            dtype=saved.dtype,
             device=state_device(key, item.parameter, optimizer),
         )
         for item in table.local
@@ -332,14 +332,14 @@ def random_states(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
     return {f"{RNG}/{rank:05d}/{name}": state for name, state in states.items()}
 
 
-def empty_random_states(rank: int, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def empty_random_states(rank: int, saved: Mapping[str, SavedTensor]) -> dict[str, torch.Tensor]:
     """Empty tensors for the random states of a rank in a checkpoint.
 
     Args:
-        sizes: metadata of the checkpoint's tensors, by key.
+        saved: the tensors of the checkpoint, by key.
     """
     prefix = f"{RNG}/{rank:05d}/"
-    return {key: torch.empty(saved.size, dtype=torch.uint8) for key, saved in sizes.items() if key.startswith(prefix)}
+    return {key: torch.empty(item.size, dtype=torch.uint8) for key, item in saved.items() if key.startswith(prefix)}
 
 
 def set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:

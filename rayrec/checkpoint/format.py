@@ -22,8 +22,6 @@ from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
-from torch.distributed.checkpoint import ChunkStorageMetadata
-from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 VERSION = 1
 INDEX = "index.json"
@@ -200,19 +198,10 @@ class Index:
             _check(key, tensor, files, whole=True)
         return cls(files, tensors, version=VERSION)
 
-    def metadata(self) -> Metadata:
-        """The metadata for DCP's planners."""
-        return Metadata({key: _metadata(tensor) for key, tensor in self.tensors.items()})
-
     def pieces(self) -> Iterator[tuple[str, SavedTensor, Piece]]:
         for key, tensor in self.tensors.items():
             for piece in tensor.pieces:
                 yield key, tensor, piece
-
-
-def _metadata(tensor: SavedTensor) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.sizes)) for p in tensor.pieces]
-    return TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.size), chunks)
 
 
 def _check(key: str, tensor: SavedTensor, files: Mapping[str, DataFile], whole: bool) -> None:

@@ -10,18 +10,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.planner import ReadItem
 
 from rayrec.checkpoint.contents import DENSE, MAP, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.format import BLOCK_BYTES, INDEX, Index, Piece
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
-from rayrec.checkpoint.rectangles import LoadPlanner
 from rayrec.storage.folder import Folder, Source, open_folder
 from rayrec.storage.parallel import in_threads
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import ReadItem
+
+    from rayrec.checkpoint.load_planner import LoadPlanner
 
 _SMALL_READS, _LARGE_READS = 32, 4  # threads; pyarrow has 25 connections to an object store
 _MISMATCH = "the bytes do not match their checksum"
@@ -59,8 +62,10 @@ class Reader:
         Raises:
             DamagedCheckpointError: names a damage; some rectangles are filled.
         """
+        from rayrec.checkpoint.load_planner import LoadPlanner, metadata
+
         planner = LoadPlanner()
-        planner.set_up_planner(state, self.index.metadata())
+        planner.set_up_planner(state, metadata(self.index.tensors))
         items = planner.create_local_plan().items
         pieces = {(key, piece.offsets): piece for key, _, piece in self.index.pieces()}
         items.sort(key=lambda item: _file_position(pieces, item))

@@ -1,18 +1,20 @@
 """Tensors as rectangles per rank: what a rank has, to save, or requests, to load.
 
-To load, the planner of torch.distributed.checkpoint (DCP) intersects the requested rectangles with the saved ones.
-Resharding needs nothing else. A tensor that every rank has is one rectangle; `save_plan` chooses who saves it.
+To load, the planner of torch.distributed.checkpoint (DCP) intersects the requested rectangles with the saved ones, see
+`load_planner`. Resharding needs nothing else. A tensor that every rank has is one rectangle; `save_plan` chooses who
+saves it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.checkpoint import ChunkStorageMetadata, DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import ChunkStorageMetadata
 
 PIECE_BYTES = 64 << 20
 
@@ -27,10 +29,6 @@ class Rectangle:
 
     offsets: tuple[int, ...]
     tensor: torch.Tensor
-
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[Rectangle]:
         """Views of at most `max_bytes` that make up the rectangle: ranges of rows, or of columns if a row is larger."""
@@ -52,7 +50,7 @@ class Rectangles:
     def __init__(self, shape: Sequence[int], rectangles: Sequence[Rectangle]) -> None:
         self.shape = torch.Size(shape)
         self.rectangles = list(rectangles)
-        self._at = {rectangle.chunk.offsets: rectangle.tensor for rectangle in self.rectangles}
+        self._at = {torch.Size(rectangle.offsets): rectangle.tensor for rectangle in self.rectangles}
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Rectangles:
@@ -64,26 +62,12 @@ class Rectangles:
         return Rectangles(self.shape, [piece for rectangle in self.rectangles for piece in rectangle.pieces(max_bytes)])
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [rectangle.chunk for rectangle in self.rectangles]
+        """The rectangles in the form of DCP, which calls this."""
+        from torch.distributed.checkpoint import ChunkStorageMetadata
+
+        return [ChunkStorageMetadata(torch.Size(item.offsets), item.tensor.shape) for item in self.rectangles]
 
     def at(self, offsets: torch.Size | None) -> torch.Tensor:
         """The rectangle at these offsets."""
         assert offsets is not None
         return self._at[offsets]
-
-
-class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, for a state of `Rectangles` only."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Like DCP's, without its first pass over the values, which replaces unknown objects by None."""
-        self.original_state_dict = self.state_dict = state_dict
-        self.metadata, self.is_coordinator = metadata, is_coordinator
-
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        return self.state_dict[index.fqn].at(index.offset)

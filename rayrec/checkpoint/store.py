@@ -24,6 +24,7 @@ from rayrec.checkpoint.contents import (
     update_counts,
 )
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, NotSharedError, no_whole
+from rayrec.checkpoint.format import SavedTensor
 from rayrec.checkpoint.manifest import Checkpoint, IdMapping, Manifest, check_mapping, read_checkpoint
 from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
 from rayrec.checkpoint.polling import on_every_rank
@@ -377,7 +378,7 @@ class CheckpointStore:
 
         def read() -> None:
             with self.reader(checkpoint) as reader:
-                saved = reader.index.metadata().state_dict_metadata
+                saved = reader.index.tensors
                 loading = contents.Loading(model, dense_optimizer, saved)
                 random.update(empty_random_states(rank, saved) if checkpoint.manifest.world_size == world else {})
                 for key in saved:
@@ -402,7 +403,7 @@ class CheckpointStore:
 
         def read() -> None:
             with self.reader(checkpoint) as reader:
-                reader.fill(_maps_to_load(maps, reader.index.metadata().state_dict_metadata))
+                reader.fill(_maps_to_load(maps, reader.index.tensors))
 
         on_every_rank(read, group)
 
@@ -478,7 +479,7 @@ class CheckpointStore:
         return read_checkpoint(self.root.sub(name))
 
 
-def _maps_to_load(maps: Mapping[str, Rectangles], saved: Mapping[str, Any]) -> dict[str, Rectangles]:
+def _maps_to_load(maps: Mapping[str, Rectangles], saved: Mapping[str, SavedTensor]) -> dict[str, Rectangles]:
     for name, rectangles in maps.items():
         size = getattr(saved.get(f"{contents.MAP}/{name}"), "size", None)
         if size is None or tuple(size) != tuple(rectangles.shape):

@@ -12,16 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli import data, serve, train
 from rayrec.cli.options import OnceCommand
+from rayrec.cli.output import report_error, tell
 
 DEBUG = "--debug"
 
@@ -77,7 +76,7 @@ def run(args: Sequence[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
     except Exception as error:
-        return _report(error)
+        return report_error(error)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -86,29 +85,5 @@ def run(args: Sequence[str]) -> int:
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
     """Ends the command at a stop signal. A run installs its own handler while it trains."""
-    _tell("interrupted", style="yellow")
+    tell("interrupted", style="yellow")
     raise SystemExit(128 + number)
-
-
-def _tell(text: str, style: str | None = None) -> None:
-    """Prints on stderr and ignores failures such as a closed pipe: the exit status still reports the result."""
-    with suppress(Exception, SystemExit):
-        Console(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)
-
-
-def _report(error: Exception) -> int:
-    from rayrec._runtime.debug import debugging
-    from rayrec.storage.secrets import without_secrets
-    from rayrec.train.errors import Interrupted
-    from rayrec.train.terminal import plain
-
-    if debugging():
-        with suppress(Exception, SystemExit):
-            Console(stderr=True).print_exception()
-    if isinstance(error, Interrupted):
-        _tell(plain(str(error)), style="yellow")
-        return 128 + error.signal
-    expected = isinstance(error, ValueError) and str(error)
-    text = str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)"
-    _tell(f"[bold red]error:[/] {plain(without_secrets(text))}")
-    return 1

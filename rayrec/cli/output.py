@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,3 +129,42 @@ def _free(above: str, name: str) -> str:
     """A new folder name for an export or an index."""
     folders = (f"{above}/{name}{'' if number == 1 else f'-{number}'}" for number in range(1, 1000))
     return next(folder for folder in folders if not Path(folder).exists())
+
+
+def tell(text: str, style: str | None = None) -> None:
+    """Prints on stderr and ignores failures such as a closed pipe: the exit status still reports the result."""
+    from rich.console import Console
+
+    with suppress(Exception, SystemExit):
+        Console(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def report_error(error: Exception) -> int:
+    """Prints an error on stderr; returns the exit status."""
+    from rich.console import Console
+
+    from rayrec._runtime.debug import debugging
+    from rayrec.storage.secrets import without_secrets
+    from rayrec.train.errors import Interrupted
+    from rayrec.train.terminal import plain
+
+    if debugging():
+        with suppress(Exception, SystemExit):
+            Console(stderr=True).print_exception()
+    if isinstance(error, Interrupted):
+        tell(plain(str(error)), style="yellow")
+        return 128 + error.signal
+    expected = isinstance(error, ValueError) and str(error)
+    text = str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)"
+    tell(f"[bold red]error:[/] {plain(without_secrets(text))}")
+    return 1
+
+
+@contextmanager
+def errors_reported() -> Iterator[None]:
+    """Reports an error of the body at once, and then ends the command: a context around this one may take a while to
+    close."""
+    try:
+        yield
+    except Exception as error:
+        raise typer.Exit(report_error(error)) from error

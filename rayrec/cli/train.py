@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
-from rayrec.cli.output import after_evaluation, after_training
+from rayrec.cli.output import after_evaluation, after_training, errors_reported
 from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
@@ -49,30 +49,32 @@ def train(
     ] = False,
 ) -> None:
     """Train a model, or resume the run of the same name."""
-    from rayrec._runtime.imports import quick_imports
+    import yaml
 
-    with quick_imports():
-        from rayrec.train import load_config
+    from rayrec._runtime.imports import quick_imports
+    from rayrec.train.driver.early_ray import begun_for
 
     short_forms = [
         *([f"name={name}"] if name is not None else []),
         *(["trainer.wait_for_room_s=0"] if no_wait else []),
     ]
-    train_config = load_config(config, [*(overrides or []), *short_forms])
-    _fit(train_config, track, fresh=fresh, root=root, allow_code=allow_code)
+    settings = [*(overrides or []), *short_forms]
+    with begun_for(lambda: yaml.safe_load(config.read_text(encoding="utf-8")), settings), errors_reported():
+        with quick_imports():
+            from rayrec.train import load_config
+        train_config = load_config(config, settings)
+        _fit(train_config, track, fresh=fresh, root=root, allow_code=allow_code)
 
 
 def _fit(train_config: TrainConfig, track: list[str] | None = None, **options: Any) -> None:
-    from importlib import import_module
+    from rayrec._runtime.imports import quick_imports
 
-    from rayrec.train.driver.cluster import connected_for
-
-    with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
+    with quick_imports():
         from rayrec.train import Trainer
         from rayrec.train.driver.trackers import with_trackers
 
-        trainer = Trainer(with_trackers(train_config, track or []), **options)
-        trainer.fit()
+    trainer = Trainer(with_trackers(train_config, track or []), **options)
+    trainer.fit()
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 
 
@@ -85,6 +87,7 @@ def resume(
 ) -> None:
     """Resume a run with the config in its folder, as the same `rayrec train` command would; a folder may have moved."""
     from rayrec.train.config.file import apply_override, parse_config
+    from rayrec.train.driver.early_ray import begun_for
     from rayrec.train.errors import TrainError
     from rayrec.train.run.folder import RunFolder
     from rayrec.train.run.mirror import run_here, storage_and_name
@@ -98,7 +101,8 @@ def resume(
     raw = {**raw, "name": name, "storage": {**raw.get("storage", {}), "path": storage}}
     for override in overrides or []:
         raw = apply_override(raw, override)
-    _fit(parse_config(raw), allow_code=allow_code)
+    with begun_for(lambda: raw, ()), errors_reported():
+        _fit(parse_config(raw), allow_code=allow_code)
 
 
 def stop(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.local_ray import init_local, quiet_unless_debug
-from rayrec._runtime.stop_signals import handlers_kept
+from rayrec._runtime.local_ray import connect, is_begun, is_connected
 from rayrec.storage.errors import DataError
 
 A = TypeVar("A")
@@ -39,29 +35,18 @@ def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool)
 
 
 def start_ray() -> None:
-    """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected.
-
-    Without an address, Ray would try the last one started on this machine, which may have died.
-    """
-    import ray
-
-    if ray.is_initialized():
-        return
-    address = os.environ.get("RAY_ADDRESS")
-    if not address:
-        init_local(max(1, int(cpus())))
-        return
-    with handlers_kept():
-        ray.init(address=address, **quiet_unless_debug())
+    """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected."""
+    if is_begun() or not is_connected():
+        connect()
 
 
 def several_nodes() -> bool:
     """Whether Ray is connected and has more than one node."""
-    if "ray" not in sys.modules:
+    if not is_connected():
         return False
     import ray
 
-    return bool(ray.is_initialized()) and sum(node["Alive"] for node in ray.nodes()) > 1
+    return sum(node["Alive"] for node in ray.nodes()) > 1
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
@@ -102,11 +87,11 @@ def _ahead(submit: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once:
 
 
 def _ray_has_room() -> bool:
-    if "ray" not in sys.modules:
+    if not is_connected():
         return False
     import ray
 
-    return bool(ray.is_initialized()) and ray.available_resources().get("CPU", 0.0) >= _CPUS
+    return ray.available_resources().get("CPU", 0.0) >= _CPUS
 
 
 def answer(ref: Any, timeout_s: float | None = None) -> Any:

@@ -26,12 +26,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_train_report_and_evaluate(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", str(config), "--name", "first", "--set", "trainer.batch_size=32"]) == 0
+    assert run(["train", str(config), "--name", "first", "--no-wait", "--set", "trainer.batch_size=32"]) == 0
     folder = config.parent / "runs" / "first"
     text = capsys.readouterr().out
     for part in ("sharding plan", "samples/s", "evaluation after epoch 1", "evaluation AUC", str(folder)):
         assert part in text
     assert json.loads((folder / "result.json").read_text())["steps"] == 7
+    assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["wait_for_room_s"] == 0
 
     (folder / "report.html").unlink()
     assert run(["report", str(folder)]) == 0

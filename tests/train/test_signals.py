@@ -74,6 +74,10 @@ def starting_workers(command: Command) -> bool:
     return "Starting 2 workers" in command.log.read_text()
 
 
+def creating_workers(command: Command) -> bool:
+    return any("RayTrainWorker" in words for words in marked(command.mark).values())
+
+
 def saving(command: Command) -> bool:
     """A checkpoint is being written."""
     return any(not (path / "manifest.json").exists() for path in Path(command.run.checkpoints).glob("step_*"))
@@ -152,12 +156,13 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     assert json.loads(command.run.result.read_text())["steps"] >= 32
 
 
-def test_a_second_ctrl_c_ends_the_command_and_its_ray(tmp_path: Path) -> None:
-    """The run is left while Ray Train's controller still works in a thread."""
+@pytest.mark.parametrize("when", [creating_workers, training])
+def test_a_second_ctrl_c_ends_the_command_and_its_ray(tmp_path: Path, when: Callable[[Command], bool]) -> None:
+    """The run is abandoned while Ray Train's controller still works in a thread, which may wait for a worker."""
     command = Command(tmp_path)
     process = command.start()
     try:
-        wait_for(command, process, training)
+        wait_for(command, process, when)
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

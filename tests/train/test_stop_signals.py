@@ -62,6 +62,25 @@ def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
     release.set()
 
 
+def test_an_abandoned_run_is_ended_again_and_again_until_it_has_ended() -> None:
+    asked, ended = threading.Semaphore(0), threading.Event()
+
+    def run() -> None:
+        for _ in range(3):  # it may start to wait for something else
+            assert asked.acquire(timeout=120)
+        ended.set()
+
+    def abandon() -> None:
+        asked.release()
+        raise OSError("an error of it is ignored")
+
+    signals = StopSignals(lambda: None, grace_s=0.0)
+    signals(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        run_in_background(run, signals, abandon)
+    assert ended.is_set()
+
+
 def test_a_stop_is_asked_for_once() -> None:
     asked = threading.Semaphore(0)
     signals = StopSignals(asked.release, grace_s=1000)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -130,6 +130,16 @@ class ShareColumns:
 
 def _unpickle(compressed: bytes) -> ShareColumns:
     return ShareColumns(*pickle.loads(zlib.decompress(compressed)))
+
+
+class Planner(Protocol):
+    """Computes what a rank reads: an `EpochPlanner` of this process, or the handle of one in an actor."""
+
+    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankShare:
+        """As `EpochPlanner.open`."""
+
+    def next_blocks(self, share: RankShare, passed: int) -> ShareColumns:
+        """As `EpochPlanner.next_blocks`."""
 
 
 class EpochPlanner:

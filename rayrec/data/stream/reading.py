@@ -22,7 +22,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import positions, row_order
-from rayrec.data.order.epoch_planner import RankShare, ShareColumns
+from rayrec.data.order.epoch_planner import Planner, RankShare, ShareColumns
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
@@ -40,7 +40,6 @@ from rayrec.data.source.slices import (
 )
 from rayrec.data.stream.bad_rows import PROBLEM, no_problems, to_array
 from rayrec.data.stream.downsampling import keep_mask
-from rayrec.data.stream.shared_manifest import Planner
 from rayrec.data.stream.survivors import slices_that_pass, survivors_of
 from rayrec.storage.retries import Patience
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare, ShareColumns
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, Planner, RankShare, ShareColumns
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
@@ -83,9 +83,6 @@ class SharedManifest:
                 f"timeout: the manifest actor on the driver node did not answer within {_PATIENCE_S:g} s",
                 fix="check that the node is up and reachable; the run resumes from its last checkpoint",
             ) from error
-
-
-Planner = EpochPlanner | SharedManifest
 
 
 def planner_of(manifest: Manifest | SharedManifest) -> Planner:

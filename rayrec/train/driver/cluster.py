@@ -5,43 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 
-from rayrec._runtime.cgroup_limits import cpus
-from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.local_ray import RayStartError, connect, is_begun
 from rayrec._runtime.ray_internals import free_resources, has_autoscaler
-from rayrec._runtime.stop_signals import handlers_kept
-from rayrec._runtime.threads import run_in_thread
-from rayrec.storage.errors import first_line
-from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.driver.early_ray import ELASTIC_ENV, LOCAL_ENV, TRAIN_ENV, default_env
 from rayrec.train.driver.resources import Demand, Node, Supply, capacity
 from rayrec.train.errors import TrainError
-
-# Ray Train's defaults poll workers only every 2 s, and change their working directory, which breaks relative imports of
-# a user's model.
-TRAIN_ENV = {
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-}
-# A worker group that waits for resources on a lost node is retried with a new size after this time.
-ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
-# Ray Data holds the CPUs for reading of a killed worker for three minutes; its restarted reads share what is left. Live
-# reads renew their request every 10 s.
-WORKER_ENV = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "30"}
-# A single machine has no preemption notices and no metrics collector: saves the start of two actors.
-LOCAL_ENV = {
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    **WORKER_ENV,  # which workers inherit, as Ray starts with it
-}
 
 _local_runs = 0  # nested `connected` blocks that use a local Ray of this process
 
@@ -93,66 +66,27 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
         elastic: the run continues with as many workers as fit.
 
     Raises:
-        TrainError: no Ray answers at RAY_ADDRESS.
+        TrainError: no Ray answers at RAY_ADDRESS, or none started here.
     """
     global _local_runs
     with contextlib.ExitStack() as stack:
         stack.enter_context(default_env(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
-        if ray.is_initialized():
+        if ray.is_initialized() and not is_begun():
             yield Cluster(local=_local_runs > 0)
             return
-        address = os.environ.get("RAY_ADDRESS")
-        if not address:
+        local = not os.environ.get("RAY_ADDRESS")
+        if local:
             stack.enter_context(default_env(LOCAL_ENV))
-        end = _init(address)
-        _local_runs += not address
         try:
-            yield Cluster(local=not address)
+            end = connect()
+        except RayStartError as error:
+            raise TrainError(str(error)) from error
+        _local_runs += local
+        try:
+            yield Cluster(local=local)
         finally:
-            _local_runs -= not address
+            _local_runs -= local
             end()
-
-
-@contextlib.contextmanager
-def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
-    """Start a local Ray if the run needs one, while a thread calls `prepare`, for example to import the trainer.
-
-    Each needs some seconds, and Ray's start is mostly waiting. For other runs this does nothing.
-    """
-    if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
-        yield
-        return
-    prepared = run_in_thread(prepare, "rayrec-imports")
-    with connected(config.trainer.elastic):
-        prepared.result()
-        yield
-
-
-def _init(address: str | None) -> Callable[[], None]:
-    """Connect to Ray; returns a function that ends the connection."""
-    if not address:
-        return init_local(max(1, int(cpus())))
-    try:
-        with handlers_kept():
-            ray.init(address=address, **quiet_unless_debug())
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TrainError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers ({first_line(error)}). Start one with `ray start --head`, "
-            f"or unset RAY_ADDRESS to train on a local Ray."
-        ) from error
-    return ray.shutdown
-
-
-@contextlib.contextmanager
-def default_env(values: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment variables that the user has not set, while the body runs."""
-    added = [name for name in values if name not in os.environ]
-    os.environ.update({name: values[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def nodes_without(folder: str, nodes: Sequence[Node], wait_s: float = 30.0) -> list[Node]:

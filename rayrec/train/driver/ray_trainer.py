@@ -12,7 +12,7 @@ from ray.train.torch import TorchConfig
 from rayrec._runtime.debug import debugging
 from rayrec._runtime.ray_internals import torch_trainer
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.cluster import WORKER_ENV
+from rayrec.train.driver.early_ray import WORKER_ENV
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.driver.failures import RestartLimit, failure_reporter
 from rayrec.train.driver.placement import FailedNodes
@@ -21,7 +21,7 @@ from rayrec.train.worker.start import start_worker
 
 
 def ray_trainer(
-    config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes, left: threading.Event | None
+    config: TrainConfig, mailbox: Any, need: Demand, folder: Path, job: bytes, abandoned: threading.Event | None
 ) -> Any:
     """A `TorchTrainer` that starts the workers of a run, and restarts them after failures.
 
@@ -31,7 +31,7 @@ def ray_trainer(
         need: resources of its workers.
         folder: for Ray Train's state.
         job: pickled `Job`.
-        left: see `torch_trainer`.
+        abandoned: see `torch_trainer`.
     """
     trainer = config.trainer
     # Ray's stubs type these as the classes of Ray Train v1.
@@ -43,7 +43,7 @@ def ray_trainer(
     )
     return torch_trainer(
         RestartLimit(mailbox),
-        left=left,
+        abandoned=abandoned,
         selector=placement.selector,
         skipped=placement.skipped if trainer.elastic else None,
         train_loop_per_worker=start_worker,
@@ -63,7 +63,7 @@ def ray_trainer(
             name=config.name,
             storage_path=str(folder),
             worker_runtime_env={"env_vars": WORKER_ENV},
-            logging_config=ray.train.LoggingConfig("CRITICAL" if left is not None and not debugging() else "INFO"),
+            logging_config=ray.train.LoggingConfig("CRITICAL" if abandoned is not None and not debugging() else "INFO"),
             # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
             # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
             failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),

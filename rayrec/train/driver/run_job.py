@@ -10,14 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rayrec._runtime.ray_internals import request_name
+from rayrec._runtime.ray_internals import kill_train_workers, request_name
 from rayrec._runtime.threads import call_every
 from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
-from rayrec.train.driver.cluster import Cluster, connected, default_env, nodes_without, refuse_unseen, unshared_folder
+from rayrec.train.driver.cluster import Cluster, connected, nodes_without, refuse_unseen, unshared_folder
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.early_ray import default_env
 from rayrec.train.driver.elastic import note_request, release_request, resizing, without_read_reservations
 from rayrec.train.driver.evaluations import Evaluations, evaluating
 from rayrec.train.driver.failures import failure_reason, line_of
@@ -183,8 +184,8 @@ def _run_on_ray(
         ):
             job = replace(job, train=train, eval=evaluation)
             # If this thread used Ray after the end of a local Ray, Ray would end the process.
-            left = threading.Event() if cluster.local else None
-            _fit(lambda: _train(job, mailbox, need, left), signals, left)
+            abandoned = threading.Event() if cluster.local else None
+            _fit(lambda: _train(job, mailbox, need, abandoned), signals, abandoned)
     except _RayGaveUp:
         # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:
@@ -232,13 +233,18 @@ class _RayGaveUp(TrainError):
     """Ray Train has ended the run."""
 
 
-def _fit(fit: Callable[[], object], signals: StopSignals, left: threading.Event | None) -> None:
+def _fit(fit: Callable[[], object], signals: StopSignals, abandoned: threading.Event | None) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
+    def abandon() -> None:
+        if abandoned is not None:
+            abandoned.set()
+            kill_train_workers()  # the thread may wait for workers that start
+
     try:
         # Outside of the main thread, Ray Train installs no signal handlers.
-        run_in_background(fit, signals, left)
+        run_in_background(fit, signals, abandon)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
@@ -247,7 +253,7 @@ def _fit(fit: Callable[[], object], signals: StopSignals, left: threading.Event 
         raise _RayGaveUp(_reason(error)) from error
 
 
-def _train(job: Job, mailbox: Any, need: Demand, left: threading.Event | None) -> None:
+def _train(job: Job, mailbox: Any, need: Demand, abandoned: threading.Event | None) -> None:
     from ray import cloudpickle
 
     from rayrec.train.driver.ray_trainer import ray_trainer
@@ -257,7 +263,7 @@ def _train(job: Job, mailbox: Any, need: Demand, left: threading.Event | None) -
         release_request(folder)
     shutil.rmtree(folder, ignore_errors=True)
     # As bytes, so that the controller does not import the modules of the job's contents.
-    trainer = ray_trainer(job.config, mailbox, need, folder, cloudpickle.dumps(job), left)
+    trainer = ray_trainer(job.config, mailbox, need, folder, cloudpickle.dumps(job), abandoned)
     if elastic:
         note_request(folder, request_name(trainer))
     trainer.fit()

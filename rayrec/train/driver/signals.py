@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS, handlers_kept
@@ -16,7 +16,7 @@ from rayrec._runtime.threads import run_in_thread
 from rayrec.train.errors import Interrupted
 
 TICK_S = 0.1
-LEAVE_S = 10.0
+ABANDON_S = 10.0
 
 
 class StopSignals:
@@ -71,12 +71,12 @@ def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
 
 
 def run_in_background(
-    function: Callable[[], object], signals: StopSignals, left: threading.Event | None = None
+    function: Callable[[], object], signals: StopSignals, abandon: Callable[[], object] | None = None
 ) -> None:
     """Call `function` in a thread and wait for its end. Signals are handled during the wait.
 
     Args:
-        left: set when the function is abandoned. The wait for its end is then at most `LEAVE_S` seconds.
+        abandon: makes the function end soon; called repeatedly until it has ended, for at most `ABANDON_S` seconds.
 
     Raises:
         Interrupted: the stop took too long; the thread is abandoned.
@@ -88,7 +88,9 @@ def run_in_background(
             if (reason := signals.reason_to_exit) is not None:
                 raise signals.interrupted(reason)
     finally:
-        if left is not None:
-            left.set()
-            wait([future], LEAVE_S)
+        deadline = time.monotonic() + ABANDON_S
+        while abandon is not None and not future.done() and time.monotonic() < deadline:
+            with suppress(Exception):
+                abandon()
+            wait([future], TICK_S)
     future.result()

@@ -27,8 +27,9 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_GROUPS, lower_is_better
 from rayrec.train.driver.callbacks import Callback
-from rayrec.train.driver.cluster import Cluster, connected, default_env
+from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.early_ray import default_env
 from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.driver.trackers import tracker, trackers_of
 from rayrec.train.errors import RunInUseError, TrainError
