@@ -5,6 +5,7 @@
 #include <fstream>
 #include <set>
 
+#include "dynamic_ids.h"
 #include "hashing.h"
 #include "vocabulary.h"
 
@@ -103,6 +104,14 @@ SparseFeature sparse_of(const json& raw, const std::map<std::string, uint64_t>& 
     const uint64_t over = spread == mapping.end() || spread->is_null() ? 0 : spread->get<uint64_t>();
     if (over > made.rows || over > uint64_t{1} << 32) refuse("feature '" + made.name + "' (spread_over " + spread->dump() + ")");
     made.spread = Spread(over > made.oov_rows ? over - made.oov_rows : 0);
+  } else if (law == "dynamic") {
+    made.law = SparseFeature::Law::Dynamic;
+    made.dynamic = std::make_shared<DynamicIds>(folder + "/" + mapping.at("path").get<std::string>());
+    if (made.rows < made.dynamic->rows()) throw ExportError("feature '" + made.name + "': its table has too few rows for its ids");
+    const std::string unseen = text_in(mapping, "unseen", "hashed");
+    if (unseen != "hashed" && unseen != "zero") refuse("feature '" + made.name + "' (unseen " + unseen + ")");
+    made.unseen_shares = unseen == "hashed";
+    made.bounds = SparseFeature::Bounds::Drop;
   } else if (law == "identity") {
     const std::string bounds = text_in(mapping, "bounds", "error");
     made.bounds = bounds == "clip" ? SparseFeature::Bounds::Clip : bounds == "drop" ? SparseFeature::Bounds::Drop : SparseFeature::Bounds::Error;
@@ -324,6 +333,7 @@ Bags map_sparse(const SparseFeature& feature, const Table& table, std::vector<Pr
                        : feature.fill.index() == 2       ? feature.row_of_text(std::get<std::string>(feature.fill))
                                                          : feature.row_of_integer(std::get<int64_t>(feature.fill));
   std::vector<Problem> null, outside, null_lists;
+  const bool no_fill = feature.law == SparseFeature::Law::Dynamic && fill < 0;  // a default without a row is left out
   auto push = [&](int64_t id, float weight) {
     made.ids.push_back(id);
     if (weighted) made.weights.push_back(weight);
@@ -332,7 +342,7 @@ Bags map_sparse(const SparseFeature& feature, const Table& table, std::vector<Pr
     const auto at_row = static_cast<int64_t>(row);
     if (list && (!column.list || column.null_row(row))) {
       if (feature.on_null == OnNull::Error) null_lists.push_back({at_row, feature.column, what + " has a null list", fill_fix, "null"});
-      if (feature.on_null == OnNull::Default) push(fill, 1.0f);
+      if (feature.on_null == OnNull::Default && !no_fill) push(fill, 1.0f);
       made.offsets.push_back(static_cast<int64_t>(made.ids.size()));
       continue;
     }
@@ -345,6 +355,7 @@ Bags map_sparse(const SparseFeature& feature, const Table& table, std::vector<Pr
       const float weight = weighted ? weights[at] : 1.0f;
       if (leaf.null(at)) {
         if (feature.on_null == OnNull::Error) null.push_back({at_row, feature.column, what + " has a null id", fill_fix, "null"});
+        if (feature.on_null == OnNull::Default && no_fill) continue;
         if (feature.on_null != OnNull::Empty) push(feature.on_null == OnNull::Default ? fill : 0, weight);
         continue;
       }
@@ -497,6 +508,7 @@ int64_t SparseFeature::row_of_integer(int64_t id) const {
   const auto bits = static_cast<uint64_t>(id);
   if (law == Law::Hash) return hash_row(bits, seed, rows);
   if (law == Law::Identity) return bits < rows ? id : -1;
+  if (law == Law::Dynamic) return dynamic->find(id, unseen_shares);
   const int64_t place = vocabulary->find(mix64(bits));
   if (place >= 0) return static_cast<int64_t>(spread(static_cast<uint64_t>(place)) + oov_rows);
   return oov_rows == 0 ? -1 : oov_rows == 1 ? 0 : hash_row(bits, seed_of({0}), oov_rows);
@@ -504,6 +516,7 @@ int64_t SparseFeature::row_of_integer(int64_t id) const {
 
 int64_t SparseFeature::row_of_text(std::string_view text) const {
   if (law == Law::Hash) return text_row(text, seed, rows, text_law);
+  if (law == Law::Dynamic) return dynamic->find(static_cast<int64_t>(hash_text(text)), unseen_shares);
   const int64_t place = vocabulary ? vocabulary->find(hash_text(text)) : -1;
   if (place >= 0) return static_cast<int64_t>(spread(static_cast<uint64_t>(place)) + oov_rows);
   return oov_rows == 0 ? -1 : oov_rows == 1 ? 0 : hash_row(hash_string(text, 0), seed_of({0}), oov_rows);

@@ -1,7 +1,7 @@
 // Maps raw columns to the inputs of a model, by an export's mapping.json: rayrec/data/mapping in C++, bit by bit
 // (tests/inference/test_cpp_mapping.py).
 //
-// Supported: ids by identity, hash or vocabulary; lists and weighted lists of ids; numbers with all transforms; sequences;
+// Supported: ids by identity, hash or vocabulary, and dynamic ids; lists and weighted lists of ids; numbers with all transforms; sequences;
 // derived columns `buckets`, `missing` and `cross`. Loading an export with anything else (other derived columns, times,
 // maps, number labels) fails and names the feature.
 #pragma once
@@ -38,6 +38,7 @@ struct Mapped {
   std::vector<Bags> sparse;
 };
 
+class DynamicIds;
 class Vocabulary;
 
 enum class OnNull { Error, Empty, Default };
@@ -58,7 +59,7 @@ struct DenseFeature {
 
 struct SparseFeature {
   enum class Kind { Id, List, Weighted } kind = Kind::Id;
-  enum class Law { Identity, Hash, Vocabulary } law = Law::Identity;
+  enum class Law { Identity, Hash, Vocabulary, Dynamic } law = Law::Identity;
   enum class Bounds { Error, Clip, Drop } bounds = Bounds::Error;
   std::string name, column, weight_column, id_type;
   OnNull on_null = OnNull::Error;
@@ -69,6 +70,8 @@ struct SparseFeature {
   Spread spread{0};  // of the ids of a vocabulary over rows
   int text_law = 1;  // version of the hash of strings
   std::shared_ptr<const Vocabulary> vocabulary;
+  std::shared_ptr<const DynamicIds> dynamic;
+  bool unseen_shares = true;  // whether a dynamic id without a row has a shared one; if not, it is left out
 
   // The table row of an id; negative if the id is unknown or outside the table.
   int64_t row_of(const Leaf& leaf, size_t at) const;

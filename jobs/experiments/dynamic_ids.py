@@ -19,8 +19,8 @@ a seed is appended to a file, and runs that the file has are not repeated: a sec
 |---|---|
 | hashing | all ids, shared |
 | extended daily | ids of `rayrec data vocabulary --extend` each day, until the table is full; others share 10 % of the rows |
-| managed | ids by TorchRec's sorted collisions, decided each step; others share a row; rows are reset |
-| lfu, lru, lfu_decay | dynamic ids. Ends with `own`, `fallback`, `stale`: first weights of an admitted id are those of its seed, of its fallback row, or not set |
+| managed | ids by TorchRec's sorted collisions, decided each step; others share a row; rows are reset. `fast` is the LRU form in numpy, but for ties |
+| lfu, lfu_aged, lru, lfu_decay | dynamic ids. Ends with `own`, `fallback`, `stale`: first weights of an admitted id are those of its seed, of its fallback row, or not set |
 | shared 0 %, 3 %, … | dynamic ids with that share of fallback rows, at least one a bucket; else the default share |
 | equal bytes | dynamic ids with fewer rows, so that map and table need the bytes of the hashed table, at 64 floats and row-wise state |
 """  # noqa: E501
@@ -31,14 +31,18 @@ import argparse
 import csv
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numba as nb
 import numpy as np
 import torch
 
+from rayrec._runtime.numba_loops import compiled
 from rayrec.dynamic_ids import DynamicIds, Evict, IdMap
 from rayrec.dynamic_ids.layout import mix
 from rayrec.sparse import JaggedTensor
@@ -54,6 +58,16 @@ DAY = 86_400
 SHARED = (0.0, 0.03, 0.05, 0.1, 0.2)  # of the rows are fallback rows
 ROW_BYTES = 64 * 4 + 4  # of a table with 64 floats a row and one number of state
 BIRTHS, STREAM_BATCH, LIFE = 820, 8192, 100_000  # ids of a batch that are new; lookups; mean age of a lookup in ids
+
+
+STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+@nb.njit(inline="always")
+def _hash(number: Any) -> Any:
+    number = (number ^ (number >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    number = (number ^ (number >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return number ^ (number >> np.uint64(33))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +95,7 @@ class Hashed:
     def step(self, ids: np.ndarray, time: int) -> Step:
         return Step(rows=self.find(ids), taken=NONE, ids=NONE)
 
-    def own(self, ids: np.ndarray) -> int:
+    def own(self, rows: np.ndarray) -> int:
         return 0
 
 
@@ -99,8 +113,9 @@ class Dynamic:
     def find(self, ids: np.ndarray) -> np.ndarray:
         return self._map.find(ids ^ self._salt)
 
-    def own(self, ids: np.ndarray) -> int:
-        return int((self._map.find(ids ^ self._salt, -1) >= 0).sum())
+    def own(self, rows: np.ndarray) -> int:
+        layout = self._map.layout
+        return int((rows % layout.bucket_rows < layout.own_rows).sum())
 
     def step(self, ids: np.ndarray, time: int) -> Step:
         mapped = self._map.step(ids ^ self._salt, time)
@@ -124,8 +139,8 @@ class Extended:
         rows[known >= 0] = self._shared.rows + known[known >= 0]
         return rows
 
-    def own(self, ids: np.ndarray) -> int:
-        return int((self._known(ids) >= 0).sum())
+    def own(self, rows: np.ndarray) -> int:
+        return int((rows >= self._shared.rows).sum())
 
     def _known(self, ids: np.ndarray) -> np.ndarray:
         if not len(self._ids):
@@ -164,8 +179,8 @@ class Managed:
     def find(self, ids: np.ndarray) -> np.ndarray:
         return self._mapped(ids, False)
 
-    def own(self, ids: np.ndarray) -> int:
-        return int((self.find(ids) < self.rows - 1).sum())
+    def own(self, rows: np.ndarray) -> int:
+        return int((rows < self.rows - 1).sum())
 
     def step(self, ids: np.ndarray, time: int) -> Step:
         rows, evicted = self._mapped(ids, True), self._module.evict()
@@ -174,7 +189,45 @@ class Managed:
         return Step(rows=rows, taken=taken, ids=taken)
 
 
-Rule = Hashed | Dynamic | Extended | Managed
+class Recent:
+    """The rule of `Managed` under LRU, fast enough for the stream: ids of a step have rows before any older id."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self._now = rows, 0
+        self._ids, self._places, self._seen = NONE, NONE, NONE
+
+    def find(self, ids: np.ndarray) -> np.ndarray:
+        if not len(self._ids):
+            return np.full(len(ids), self.rows - 1)
+        at = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
+        return np.where(self._ids[at] == ids, self._places[at], self.rows - 1)
+
+    def own(self, rows: np.ndarray) -> int:
+        return int((rows < self.rows - 1).sum())
+
+    def step(self, ids: np.ndarray, time: int) -> Step:
+        self._now, new = self._now + 1, np.unique(ids)
+        at = np.searchsorted(self._ids, new)
+        known = at < len(self._ids)
+        known[known] = self._ids[at[known]] == new[known]
+        self._seen[at[known]] = self._now
+        new = new[~known][: self.rows - 1]
+        free = self.rows - 1 - len(self._ids)
+        if len(new) > free:
+            oldest = np.argpartition(self._seen, len(new) - free - 1)[: len(new) - free]
+            stays = np.ones(len(self._ids), bool)
+            stays[oldest] = False
+            places = np.concatenate([np.arange(len(self._ids), self.rows - 1), self._places[oldest]])
+            self._ids, self._places, self._seen = self._ids[stays], self._places[stays], self._seen[stays]
+        else:
+            places = len(self._ids) + np.arange(len(new))
+        at = np.searchsorted(self._ids, new)
+        self._ids, self._places = np.insert(self._ids, at, new), np.insert(self._places, at, places)
+        self._seen = np.insert(self._seen, at, self._now)
+        return Step(rows=self.find(ids), taken=places, ids=new)
+
+
+Rule = Hashed | Dynamic | Extended | Managed | Recent
 Result = tuple[float, float]
 """The normalized entropy, and the share of evaluated lookups that had a row of their own."""
 
@@ -182,6 +235,7 @@ Result = tuple[float, float]
 def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable[[int], Rule]]:
     """Name → the rule of a seed."""
     rules = {"lfu": DynamicIds(rows=rows), "lru": DynamicIds(rows=rows, evict=Evict.LRU)}
+    rules["lfu_aged"] = DynamicIds(rows=rows, evict=Evict.LFU_AGED)
     rules |= {
         f"lfu_decay of {name}": DynamicIds(rows=rows, evict=Evict.LFU_DECAY, half_life_s=half_life)
         for name, half_life in half_lives.items()
@@ -192,6 +246,7 @@ def sides(rows: int, day: int, half_lives: dict[str, int]) -> dict[str, Callable
         "extended daily": lambda seed: Extended(rows, seed, day),
         "managed, lfu": lambda seed: Managed(rows, LFU_EvictionPolicy()),
         "managed, lru": lambda seed: Managed(rows, LRU_EvictionPolicy()),
+        "managed, lru, fast": lambda seed: Recent(rows),
     }
     for (name, rule), first in product(rules.items(), ("own", "fallback", "stale")):
         made[f"{name}, {first}"] = lambda seed, rule=rule, first=first: Dynamic(rule, first, seed)  # type: ignore[misc]
@@ -253,13 +308,14 @@ class Ratings:
         for at in range(0, len(self.label), self.batch):
             part = slice(at, at + self.batch)
             ids, column, y = self.small[part], self.full[part], self.label[part]
-            own += rule.own(ids)
+            rows = rule.find(ids)
+            own += rule.own(rows)
             v = other.weights[column]
 
             def logit(u: np.ndarray, v: np.ndarray = v, bias: float = bias) -> np.ndarray:
                 return bias + (u[:, :DIM] * v[:, :DIM]).sum(1) + u[:, DIM] + v[:, DIM]
 
-            score = logit(table.weights[rule.find(ids)])
+            score = logit(table.weights[rows])
             loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
             step = rule.step(ids, int(self.times[part][-1]))
             table.reset(step)
@@ -272,6 +328,37 @@ class Ratings:
         return loss / len(self.label) / entropy(self.label.mean()), own / len(self.label)
 
 
+@compiled({"state": "uint64", "born": "int64", "id_N": "int64[::1]"})
+def draw_lookups(state: Any, born: Any, id_N: Any) -> None:
+    """Each lookup is one of 16 ids drawn by age, drawn by popularity."""
+    for n in range(id_N.size):
+        total = 0.0
+        for _ in range(16):
+            state += STEP
+            age = -LIFE * math.log((_hash(state) >> np.uint64(11)) * 2.0**-53 + 1e-18)
+            key = born - np.int64(age) - np.int64(1)
+            weight = 1 / ((_hash(np.uint64(key + 2**41)) >> np.uint64(11)) * 2.0**-53 + 1e-9)
+            total += weight
+            state += STEP
+            if (_hash(state) >> np.uint64(11)) * 2.0**-53 * total < weight:
+                id_N[n] = key
+
+
+@compiled({"row_N": "int64[::1]", "gradient_N": "float64[::1]", "weight_R": "float32[::1]", "state_R": "float32[::1]",
+           "total_R": "float64[::1]"})  # fmt: skip
+def train_numbers(row_N: Any, gradient_N: Any, weight_R: Any, state_R: Any, total_R: Any) -> None:
+    """A step of Adagrad of a table with one number a row. `total_R` is zero before and after."""
+    for n in range(row_N.size):
+        total_R[row_N[n]] += gradient_N[n]
+    for n in range(row_N.size):
+        row = row_N[n]
+        total = total_R[row]
+        if total != 0:
+            state_R[row] += total * total
+            weight_R[row] -= RATE * total / (math.sqrt(state_R[row]) + 1e-6)
+            total_R[row] = 0
+
+
 @dataclass(frozen=True)
 class Stream:
     """Ids that are born and die; id n is the n-th that was born."""
@@ -281,11 +368,8 @@ class Stream:
     def batches(self, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         draw = np.random.default_rng(1000 + seed)
         for born in range(LIFE, LIFE + self.count, BIRTHS):  # as if it had always been going on
-            drawn = born - draw.exponential(LIFE, (STREAM_BATCH, 16)).astype(np.int64) - 1
-            popularity = 1 / ((mix(drawn + 2**41) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 1e-9)
-            sums = popularity.cumsum(1)
-            chosen = (sums < draw.random((STREAM_BATCH, 1)) * sums[:, -1:]).sum(1)
-            ids = drawn[np.arange(STREAM_BATCH), chosen]
+            ids = np.empty(STREAM_BATCH, np.int64)
+            draw_lookups(draw.integers(0, 2**64, dtype=np.uint64), born, ids)
             taste = (
                 2
                 * np.sqrt(-2 * np.log((mix(ids) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 1e-18))
@@ -311,20 +395,23 @@ class OfStream:
     """A rule and its table of one number a row."""
 
     def __init__(self, rule: Rule, seed: int) -> None:
-        self.rule, self.table = rule, Table(rule.rows, np.random.default_rng(seed), dim=0)
+        self.rule, table = rule, Table(rule.rows, np.random.default_rng(seed), dim=0)
+        self.table, self.total = table, np.zeros(rule.rows)
+        self.weights, self.state = table.weights[:, 0], table.state[:, 0]
         self.loss, self.own = 0.0, 0
 
     def take(self, ids: np.ndarray, y: np.ndarray, number: int, counted: bool) -> None:
         """Scores a batch, and trains on it."""
         if counted:
-            score = self.table.weights[self.rule.find(ids), 0]
+            rows = self.rule.find(ids)
+            score = self.weights[rows]
             self.loss += float(np.logaddexp(0, np.where(y, -score, score)).sum())
-            self.own += self.rule.own(ids)
+            self.own += self.rule.own(rows)
         step = self.rule.step(ids, number + 1)
         self.table.reset(step)
-        error = 1 / (1 + np.exp(-self.table.weights[step.rows, 0])) - y
+        error = 1 / (1 + np.exp(-self.weights[step.rows])) - y
         # Several lookups of an id in a batch count as one larger step, so the rate is higher than for vectors.
-        self.table.train(step.rows, 8 * error.astype(np.float32)[:, None])
+        train_numbers(step.rows, 8 * error.astype(np.float64), self.weights, self.state, self.total)
 
 
 class Results:

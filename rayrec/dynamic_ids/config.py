@@ -19,6 +19,7 @@ class Evict(IntEnum):
     LFU = 0  # the one looked up least often; among these, the one seen longest ago
     LRU = 1  # the one seen longest ago; among these, the one looked up least often
     LFU_DECAY = 2  # as LFU, but counts halve at every multiple of the half-life
+    LFU_AGED = 3  # as LFU, but an id that keeps its row against a newcomer loses as many counts as the newcomer has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -335,8 +335,14 @@ def step(
                 lowest = min(lowest, rank_S[other])
             while rank_S[slot] != lowest:
                 slot += _ONE
-            score, d = nb.uint32(nb.uint64(_COUNT) - (order_D[number] >> _HALF)), order_D[number] & _LOW
+            score, d = nb.uint64(_COUNT) - (order_D[number] >> _HALF), order_D[number] & _LOW
             if lowest == _USED or _rank(score, clock, evict) <= lowest:
+                if evict == 3 and lowest != _USED:  # the id that stays loses as many counts
+                    row = base + slot
+                    score_R[row] -= nb.uint32(min(nb.uint64(score_R[row] - nb.uint32(1)), score))
+                    rank_S[slot] = _USED
+                    statistics[6] += 1
+                    continue
                 statistics[6] += nb.int64(admitted - number)
                 break
             row = base + slot
@@ -350,7 +356,7 @@ def step(
                 changed_old[changes] = 0
             changed_new[changes], changed_kind[changes] = new, nb.uint8(kind)
             changes += _ONE
-            identity_R[row], last_seen_R[row], score_R[row] = new, nb.uint32(clock), score
+            identity_R[row], last_seen_R[row], score_R[row] = new, nb.uint32(clock), nb.uint32(score)
             rank_S[slot], row_D[d] = _USED, row
             statistics[1] += nb.int64(count_D[d])
             statistics[2] += 1

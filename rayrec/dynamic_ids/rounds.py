@@ -118,6 +118,11 @@ class DeviceIdMap:
         taken = asks[by_key] & (number < self.layout.own_rows) & (rank != _USED)
         taken &= self._rank(start, torch.full_like(start, self.clock)) > rank
         row_P = bucket * self.layout.bucket_rows + slot
+        if self.config.evict is Evict.LFU_AGED:
+            stays = asks[by_key] & (number < self.layout.own_rows) & (rank != _USED) & ~taken
+            count = self.score[row_P].long()
+            count = torch.where(stays, count - torch.minimum(count - 1, start), 0)
+            self.score[torch.where(stays, row_P, spare)] = count.to(torch.int32)
         old, left = self.identity[row_P], taken & (self.score[row_P] != 0)
         by_age = left & (rank == _FREE)
         self._write(

@@ -52,13 +52,17 @@ class Oracle:
             row_of[key] = int(self.layout.fallback_row([key])[0])
         for bucket, keys in asking.items():
             admitted = sorted(self.admitted(bucket, keys, counts), key=lambda pair: -pair[1])
-            first = bucket * self.layout.bucket_rows
+            first, ages = bucket * self.layout.bucket_rows, self.config.evict is Evict.LFU_AGED
             for key, count in admitted:
                 own = range(first, first + self.layout.own_rows)
                 free = [row for row in own if row not in self.rows or not self.fresh(self.rows[row][2])]
                 usual = [row for row in own if row in self.rows and row not in held and row not in free]
                 least = min(usual, key=lambda row: self.rank(*self.rows[row][1:]), default=None)
                 if not free and (least is None or self.rank(*self.rows[least][1:]) >= self.rank(count, self.clock)):
+                    if ages and least is not None:
+                        kept, old, seen = self.rows[least]
+                        self.rows[least] = kept, max(old - count, 1), seen
+                        held.add(least)
                     continue
                 row = free[0] if free else least
                 changes.append((row, self.rows[row][0] if row in self.rows else None, key))

@@ -140,7 +140,7 @@ def test_ids_of_a_vocabulary_and_of_a_hash_take_their_rows_along(tmp_path: Path)
     old = Mapping.from_config(earlier / "config.yaml").to_batch(rows).sparse
 
     raw = raw_of(folder, runs, name="dynamic", init_from={"path": str(earlier), "fresh": ["city"]})
-    raw["schema"]["sparse"][0]["mapping"] = {"kind": "dynamic"}
+    raw["schema"]["sparse"][0]["mapping"] = {"kind": "dynamic", "admit": {"min_count": 1}}
     raw["tables"][0]["rows"] = raw["tables"][1]["rows"] = 256
     raw["optimizers"]["sparse"]["lr"] = 1e-30
     with pytest.raises(TrainError, match=r"'item' was hashed.*`rayrec data vocabulary`.*init_from.ids.item"):
@@ -192,7 +192,15 @@ def test_forgotten_ids_leave_with_their_state_and_come_back_as_new(run: Path, tm
     (copy / "config.yaml").write_text(written)
     # The run goes on, with tables that no longer train: ids that come again have the first weights of their seeds.
     raw["trainer"]["epochs"], raw["optimizers"]["sparse"]["lr"] = 3, 1e-30
+    # A default that is another one in a later release changes nothing in a run: it recorded what it began with.
+    for name in ("given.yaml", "config.yaml"):
+        config = yaml.safe_load((copy / name).read_text())
+        city = config["schema"]["sparse"][2]["mapping"]
+        assert city["admit"] == ({"min_count": 2, "probability": 1.0} if name == "config.yaml" else None)
+        city["evict"] = "lfu"
+        (copy / name).write_text(yaml.safe_dump(config))
     Trainer(parse_config(raw)).fit()
+    assert yaml.safe_load((copy / "config.yaml").read_text())["schema"]["sparse"][2]["mapping"]["evict"] == "lfu"
     tensors, (path,) = saved(raw), [name for name in before if name.startswith("table/") and name.endswith(".user")]
     table = learner_of(make_job(raw)).model.tables()[path.removeprefix("table/")]
     back = [
@@ -206,7 +214,7 @@ def test_forgotten_ids_leave_with_their_state_and_come_back_as_new(run: Path, tm
 
 
 def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:
-    configs = [DynamicIds(rows=24), DynamicIds(rows=30, min_count=2), DynamicIds(rows=8)]
+    configs = [DynamicIds(rows=24), DynamicIds(rows=30, min_count=2), DynamicIds(rows=8, min_count=2)]
     (memory,) = json.loads((run / "plan.json").read_text())["memory"]
     assert memory["map_bytes"] == sum(IdMap(config).nbytes for config in configs)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

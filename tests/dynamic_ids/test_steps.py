@@ -33,6 +33,8 @@ RULES: list[dict[str, Any]] = [
     {"min_count": 3, "fallback": 0.3},
     {"probability": 0.4, "seed": -7, "evict": Evict.LRU},
     {"ttl_s": 1},
+    {"evict": Evict.LFU_AGED},
+    {"evict": Evict.LFU_AGED, "min_count": 2, "ttl_s": 20},
 ]
 ids = st.one_of(st.sampled_from(SPECIAL), st.integers(-40, 40), st.integers(-(2**63), 2**63 - 1))
 steps = st.lists(st.tuples(st.lists(ids, max_size=60), st.integers(0, 6)), min_size=1, max_size=12)

@@ -28,8 +28,8 @@ from tests.ranks import RankError, on_ranks
 from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
 
 RULES: dict[str, dict[str, Any]] = {
-    "user": {"kind": "dynamic", "time": "at", "ttl": "12h", "evict": "lru"},
-    "item": {"kind": "dynamic", "admit": {"min_count": 2}},
+    "user": {"kind": "dynamic", "time": "at", "ttl": "12h", "evict": "lru", "admit": {"min_count": 1}},
+    "item": {"kind": "dynamic", "evict": "lfu", "admit": {"min_count": 2}},
     "city": {"kind": "dynamic", "rows": 8, "unseen": "zero"},  # texts
 }
 PLANS: dict[int, dict[str, Any]] = {

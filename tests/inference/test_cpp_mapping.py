@@ -36,12 +36,27 @@ def ask(program: Path, folder: Path, bodies: list[dict[str, Any]]) -> list[dict[
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def hash_of(text: str) -> int:
+    """The id of a text in maps of dynamic ids."""
+
+    def mixed(number: int) -> int:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            number = (number ^ number >> shift) * factor % 2**64
+        return number ^ number >> 31
+
+    raw, start = text.encode(), 0x7E3779B97F4A7C15
+    state = mixed((len(raw) + start) % 2**64)
+    for at in range(0, len(raw), 8):
+        state = mixed(((state ^ int.from_bytes(raw[at : at + 8], "little")) + start) % 2**64)
+    return state
+
+
 class Drawn:
     """A schema with columns that fit it, nearly always."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.draw, self.folder = random.Random(seed), folder
-        self.makers: dict[str, Any] = {}
+        self.makers, self.ids = dict[str, Any](), dict[str, IdMap]()
         dense = [self._dense(f"d{i}") for i in range(self.draw.randrange(4))]
         self.rows_of: dict[str, int] = {}
         sparse = [self._sparse(f"s{i}") for i in range(self.draw.randrange(1, 6))]
@@ -53,7 +68,7 @@ class Drawn:
         self.schema = Schema(**raw, column_types=types)
         self.mapping = Mapping(self.schema, self.rows_of, labels=False)
         tables = [{"rows": rows, "features": [name]} for name, rows in self.rows_of.items()]
-        write_mapping({"schema": self.schema.model_dump(mode="json"), "tables": tables}, folder)
+        write_mapping({"schema": self.schema.model_dump(mode="json"), "tables": tables}, folder, self.ids)
 
     def row(self) -> dict[str, Any]:
         found = {name: make() for name, make in self.makers.items()}
@@ -94,7 +109,7 @@ class Drawn:
     def _sparse(self, name: str) -> dict[str, Any]:
         draw = self.draw
         kind = draw.choice(["id", "id", "id_list", "id_list", "weighted_id_list"])
-        law = draw.choice(["identity", "hash", "vocabulary"])
+        law = draw.choice(["identity", "hash", "vocabulary", "dynamic"])
         text = law != "identity" and draw.random() < 0.5
         rows = draw.choice([3, 1000, 2**20 + 7, 2**31 + 9, 2**33 + 1]) if law == "hash" else 50
         self.rows_of[name] = rows
@@ -105,12 +120,14 @@ class Drawn:
             mapping["bounds"] = draw.choice(["error", "clip", "drop"])
         if law == "hash":
             mapping |= {"seed": draw.choice([0, 1, 2**40]), "text_law": draw.choice([None, 1, 2])}
+        if law == "dynamic":
+            mapping |= {"path": self._ids(name, text), "unseen": draw.choice(["hashed", "zero"])}
         if law == "vocabulary":
             mapping |= {"oov_rows": draw.choice([0, 1, 7]), "path": self._vocabulary(name, text)}
             mapping["spread_over"] = draw.choice([None, 0, 5, 20, 40, 47, 50])
             if mapping["oov_rows"] == 0 and default is not None:
                 default = WORDS[1] if text else 1
-        weird = 0.2 if law == "hash" or mapping.get("oov_rows") or mapping.get("bounds") in ("clip", "drop") else 0.0005
+        weird = 0.2 if law in ("hash", "dynamic") or mapping.get("oov_rows") or mapping.get("bounds") in ("clip", "drop") else 0.0005
 
         def one() -> Any:
             if draw.random() < (0.03 if on_null != "error" else 0.0005):
@@ -140,6 +157,14 @@ class Drawn:
         else:
             self.makers[name] = lambda: some(one)
         return found
+
+    def _ids(self, name: str, text: bool) -> str:
+        """A map that has rows for some of the ids."""
+        own = self.ids[name] = IdMap(DynamicIds(rows=50))
+        known = [hash_of(word) for word in WORDS[1:3]] if text else [*range(1, 12), -1, -(2**63)]
+        own.step(np.array([key % 2**64 for key in known], np.uint64).view(np.int64), 1)
+        export(own, self.folder / f"{name}.bin")
+        return str(self.folder / f"{name}.bin")
 
     def _vocabulary(self, name: str, text: bool) -> str:
         path = self.folder / f"{name}.{self.draw.choice(['txt', 'parquet'])}"
@@ -312,13 +337,19 @@ def test_rounded_ids_and_times_in_another_unit_are_refused_alike(rayrec_map: Pat
         assert theirs["value"] == refused.value.value
 
 
-def test_dynamic_ids_are_refused_by_name(rayrec_map: Path, tmp_path: Path) -> None:
-    """The library has no search for the rows of such ids: guide dynamic-ids.md."""
-    export(IdMap(DynamicIds(rows=64)), tmp_path / "ids.bin")
-    schema = {"sparse": [{"name": "user", "mapping": {"kind": "dynamic", "path": "ids.bin"}}]}
-    write_mapping({"schema": schema, "tables": [{"rows": 64, "features": ["user"]}]}, tmp_path)
+@pytest.mark.parametrize(
+    ("at", "problem"), [(0, "not an exported map"), (16, "version 9"), (24, "damaged"), (200, "too few rows")]
+)
+def test_a_damaged_map_of_dynamic_ids_is_told(rayrec_map: Path, tmp_path: Path, at: int, problem: str) -> None:
+    own, rows = IdMap(DynamicIds(rows=64)), 8 if problem == "too few rows" else 64
+    schema = {"sparse": [{"name": "user", "mapping": {"kind": "dynamic"}}]}
+    write_mapping({"schema": schema, "tables": [{"rows": rows, "features": ["user"]}]}, tmp_path, {"user": own})
+    (file,) = (tmp_path / "ids").iterdir()
+    raw = bytearray(file.read_bytes())
+    raw[at] = 9
+    file.write_bytes(raw)
     done = subprocess.run([rayrec_map, tmp_path], input="", capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "feature 'user' (mapping dynamic)" in done.stderr
+    assert done.returncode == 1 and problem in done.stderr
 
 
 def test_inputs_of_the_protocol_are_those_of_the_export(rayrec_map: Path, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
                 "vocabulary_checksum": vocabulary_checksum(mapping.path, size),
             } | spread
         case Dynamic():  # which id has which row is state of the checkpoint; this is the layout of that state
-            counts = {"counts_waiting_ids": True} if mapping.admit.min_count > 1 else {}
+            admit = mapping.resolved.admit
+            counts = {"counts_waiting_ids": True} if admit is not None and admit.min_count > 1 else {}
             return {"mapping": "dynamic", "hash_law": HASH_LAW, "rows": rows, "fallback": mapping.fallback} | counts
         case _:
             return {"mapping": "identity"}

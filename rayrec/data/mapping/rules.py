@@ -89,7 +89,7 @@ Age = Annotated[int, BeforeValidator(_age), Field(ge=1, le=LATEST_CLOCK)]
 
 
 class Admit(Strict):
-    """When an id gets a row of its own. Set one of the two, or neither: every id gets a row at once.
+    """When an id gets a row of its own. Set one of the two; `{min_count: 1}` gives every id a row at once.
 
     Args:
         min_count: Lookups of an id before it gets a row. A filter counts them approximately and forgets old ones; it
@@ -122,9 +122,13 @@ class Dynamic(Strict):
         ttl: Age after which an id that was not looked up loses its row, e.g. 30d, 12h or 15min; without `time` a number
             of steps. Default: never.
         evict: Which id of a full bucket loses its row to a new one: "lfu": the one with the fewest lookups; "lru": the
-            one not looked up for the longest time; "lfu_decay": as "lfu", but counts halve every `half_life`.
+            one not looked up for the longest time; "lfu_decay": as "lfu", but counts halve every `half_life`;
+            "lfu_aged": as "lfu", but the id that keeps its row against a new one loses as many counts as that has, so
+            that popular ids which are no longer looked up make room. Default: "lfu_aged", which a new run writes into
+            its config; a run of an earlier release keeps the "lfu" that it began with.
         half_life: Half-life of counts, in the form of `ttl`; for "lfu_decay" only.
-        admit: When an id gets a row. Default: at its first lookup.
+        admit: When an id gets a row. Default: `{min_count: 2}`, at its second lookup, which a new run writes into its
+            config; a run of an earlier release, or one that takes over its ids by `init_from`, keeps `{min_count: 1}`.
         fallback: Share of the rows that ids without a row of their own share. At least one row of every 64 is shared,
             also with 0, the default.
         unseen: Evaluation of an id without a row: "hashed" uses its fallback row, as in training; "zero" leaves the id
@@ -136,9 +140,9 @@ class Dynamic(Strict):
     rows: int | None = Field(default=None, ge=4)
     time: str | None = Field(default=None, min_length=1)
     ttl: Age | None = None
-    evict: Literal["lfu", "lru", "lfu_decay"] = "lfu"
+    evict: Literal["lfu", "lru", "lfu_decay", "lfu_aged"] | None = None
     half_life: Age | None = None
-    admit: Admit = Admit()
+    admit: Admit | None = None
     fallback: float = Field(default=0.0, ge=0, lt=1)
     unseen: Literal["hashed", "zero"] = "hashed"
     path: Place | None = None
@@ -160,6 +164,11 @@ class Dynamic(Strict):
         if (self.evict == "lfu_decay") != (self.half_life is not None):
             raise ValueError("`half_life` and `evict: lfu_decay` belong together: set both or neither")
         return self
+
+    @property
+    def resolved(self) -> Self:
+        """The rule with the defaults of new runs."""
+        return self.model_copy(update={"evict": self.evict or "lfu_aged", "admit": self.admit or Admit(min_count=2)})
 
 
 IdMapping = Annotated[Identity | Hash | Vocabulary | Dynamic, Field(discriminator="kind")]

@@ -24,7 +24,8 @@ RULES = (
     Rule(
         "schema",
         False,
-        "If `id_type`, `column_types`, `text_law` or `spread_over` is not set, the run keeps what it began with.",
+        "If `id_type`, `column_types`, or a mapping's `text_law`, `spread_over`, `evict` or `admit` is not set, the "
+        "run keeps what it began with.",
     ),
     Rule("schema.sparse[].mapping.path", True, "The ids are compared instead; new ones may come at the end."),
     Rule("tables", False, "The checkpoint holds these tables."),

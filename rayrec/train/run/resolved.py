@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rayrec.data.mapping.rules import FIRST_TEXT_LAW
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Admit
 from rayrec.data.source.dataset import DataSet
 from rayrec.train.config.train_config import TrainConfig
 
 # Open fields of mappings by kind, and their values in runs of releases that did not record them.
-_ROW_LAWS: dict[str, tuple[str, int]] = {"hash": ("text_law", FIRST_TEXT_LAW), "vocabulary": ("spread_over", 0)}
+_ROW_LAWS: dict[str, dict[str, Any]] = {
+    "hash": {"text_law": FIRST_TEXT_LAW},
+    "vocabulary": {"spread_over": 0},
+    "dynamic": {"evict": "lfu", "admit": Admit().model_dump()},
+}
 
 
 class ResolvedValues:
@@ -35,7 +39,7 @@ class ResolvedValues:
 
         A run of a release that had one hash of strings, and one order of rows, recorded none: it keeps them.
         """
-        first = dict(_ROW_LAWS.values())
+        first = {law: value for laws in _ROW_LAWS.values() for law, value in laws.items()}
         fields = {
             path: first.get(key) if section.get(key) is None else section[key]
             for path, section, key in ([] if resolved is None else _resolvable(resolved))
@@ -78,8 +82,8 @@ def _resolvable(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], s
     for feature in schema.get("sparse") or []:
         yield f"schema.sparse.{feature['name']}.id_type", feature, "id_type"
         if (kind := (mapping := feature.get("mapping") or {}).get("kind")) in _ROW_LAWS:
-            law, _ = _ROW_LAWS[kind]
-            yield f"schema.sparse.{feature['name']}.mapping.{law}", mapping, law
+            for law in _ROW_LAWS[kind]:
+                yield f"schema.sparse.{feature['name']}.mapping.{law}", mapping, law
     if schema:
         yield "schema.column_types", schema, "column_types"
     sets = {field: data.get(field) for field in ("train", "eval", "test")}

@@ -34,6 +34,8 @@ def shared_maps(config: TrainConfig) -> list[SharedMap]:
 
 
 def _of(rule: Dynamic, rows: int, seed: int) -> DynamicIds:
+    rule = rule.resolved
+    assert rule.evict is not None and rule.admit is not None
     return DynamicIds(
         rows=rows,
         evict=Evict[rule.evict.upper()],

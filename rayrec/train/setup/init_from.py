@@ -12,7 +12,16 @@ from rayrec.checkpoint.contents import MAP, TABLE
 from rayrec.checkpoint.manifest import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
-from rayrec.data.mapping.rules import FIRST_TEXT_LAW, MAX_SPREAD, TEXT_LAW, Hash, TextLaw, Vocabulary
+from rayrec.data.mapping.rules import (
+    FIRST_TEXT_LAW,
+    MAX_SPREAD,
+    TEXT_LAW,
+    Admit,
+    Dynamic,
+    Hash,
+    TextLaw,
+    Vocabulary,
+)
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.dynamic_ids import SharedMap
 from rayrec.train.config.train_config import TrainConfig
@@ -161,14 +170,33 @@ def _stored_maps(
 
 
 def with_row_laws(config: TrainConfig) -> TrainConfig:
-    """The config with the open fields of mappings that decide which row an id has: `text_law` and `spread_over`.
+    """The config with the open fields of mappings that decide which row an id has: `text_law`, `spread_over`, and
+    `evict` and `admit` of dynamic ids.
 
-    They are those of the run that `config` starts from, else the newest hash of strings, and all rows of the table.
+    They are those of the run that `config` starts from, else the newest hash of strings, all rows of the table, and the
+    defaults of `Dynamic`.
 
     Raises:
         TrainError, StorageError: as `warm_start`.
     """
-    return _with_spread(_with_text_law(config))
+    return _with_admission(_with_spread(_with_text_law(config)))
+
+
+def _with_admission(config: TrainConfig) -> TrainConfig:
+    """Sets `evict` and `admit` of dynamic ids where they are open. Saved maps have a filter or none."""
+    schema = config.data_schema
+    if not any(rule.evict is None or rule.admit is None for rule in schema.dynamic.values()):
+        return config
+    stored = _stored(config, "dynamic")
+    sparse = []
+    for feature in schema.sparse:
+        rule = feature.mapping
+        if isinstance(rule, Dynamic):
+            if rule.admit is None and feature.name in stored and not stored[feature.name].get("counts_waiting_ids"):
+                rule = rule.model_copy(update={"admit": Admit()})
+            feature = feature.model_copy(update={"mapping": rule.resolved})
+        sparse.append(feature)
+    return config.model_copy(update={"data_schema": schema.model_copy(update={"sparse": sparse})})
 
 
 def _with_spread(config: TrainConfig) -> TrainConfig:
@@ -178,7 +206,7 @@ def _with_spread(config: TrainConfig) -> TrainConfig:
     unset = {name for name, spread in given.items() if spread is None}
     if not unset:
         return config
-    stored = _stored_spread(config)
+    stored = {name: each.get("spread_over", 0) for name, each in _stored(config, "vocabulary").items()}
     chosen: dict[str, int] = {}
     for group in _sharing_tables(config):
         known = [*(stored[name] for name in group if name in stored), *filter(None, map(given.get, sorted(group)))]
@@ -203,8 +231,8 @@ def _sharing_tables(config: TrainConfig) -> list[set[str]]:
     return groups
 
 
-def _stored_spread(config: TrainConfig) -> dict[str, int]:
-    """`spread_over` in the run that `config` starts from, of features with a table that may be loaded from it."""
+def _stored(config: TrainConfig, mapping: str) -> dict[str, Fingerprint]:
+    """What the run that `config` starts from recorded of features with such a mapping, whose table may be loaded."""
     if config.init_from is None:
         return {}
     with _reading(config.init_from.path):
@@ -212,9 +240,9 @@ def _stored_spread(config: TrainConfig) -> dict[str, int]:
     names = Names(renames=config.init_from.renames, fresh=tuple(config.init_from.fresh))
     loaded = {name for table in config.tables if names.source(table.name) is not None for name in table.features}
     return {
-        name: stored.get("spread_over", 0)
+        name: stored
         for name, stored in (checkpoint.manifest.mapping or {}).items()
-        if stored["mapping"] == "vocabulary" and name in loaded
+        if stored["mapping"] == mapping and name in loaded
     }
 
 
