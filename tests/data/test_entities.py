@@ -59,9 +59,21 @@ def ids(schema: Schema, **columns: Any) -> list[list[int]]:
 @given(st.data())
 def test_versions_are_those_of_merge_asof(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Versions at equal times, before the first, keys that the table lacks, and null keys and times."""
-    draw = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
-    versions, rows = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
-    of_text = data.draw(st.booleans())
+    sizes = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
+    seed, of_text = data.draw(st.integers(0, 1 << 32)), data.draw(st.booleans())
+    check_versions(tmp_path_factory, *sizes, np.random.default_rng(seed), of_text)
+
+
+@pytest.mark.parametrize("of_text", [False, True])
+def test_versions_of_100_000_rows_are_those_of_merge_asof(
+    tmp_path_factory: pytest.TempPathFactory, of_text: bool
+) -> None:
+    check_versions(tmp_path_factory, 900, 100_000, np.random.default_rng(0), of_text)
+
+
+def check_versions(
+    tmp_path_factory: pytest.TempPathFactory, versions: int, rows: int, draw: np.random.Generator, of_text: bool
+) -> None:
     keys, times = draw.integers(0, 30, versions), draw.integers(0, 40, versions) * DAY
     table = pd.DataFrame({"item": keys, "since": times, "price": draw.random(versions)})
     table = table.drop_duplicates(["item", "since"]).sample(frac=1, random_state=1)
