@@ -175,3 +175,19 @@ def test_what_a_store_cannot_hold_is_named(tmp_path: Path) -> None:
     schema = schema_of(tmp_path / "right", 5, key="item")
     with pytest.raises(DataError, match=r"the store of events has key and time \('user', 'at'\)"):
         lists(schema, user=[1], now=pa.array([1], pa.timestamp("s")))
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    """A file that is cut short when the store is opened; a changed byte when it is added to, or goes into an export."""
+    log = write(tmp_path / "log", [log_of(20, 0, True)])
+    build_store(str(log), tmp_path / "store", SPEC)
+    column = tmp_path / "store" / "columns" / "0.arrow"
+    whole = column.read_bytes()
+    column.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"bytes instead of .*0\.arrow.*build the store again"):
+        histories(tmp_path / "store", True, {})
+    column.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"damaged \(wrong checksum\).*0\.arrow"):
+        build_store(str(log), tmp_path / "store", SPEC, append=True)
+    column.write_bytes(whole)
+    build_store(str(log), tmp_path / "store", SPEC, append=True)

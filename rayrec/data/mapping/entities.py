@@ -41,6 +41,7 @@ from rayrec.data.arrays.widening import concatenated
 from rayrec.data.mapping.id_index import IdIndex, hashes_of
 from rayrec.data.mapping.node_cache import node_folder
 from rayrec.storage.cache import CACHE_BYTES, Held
+from rayrec.storage.checksums import checksum
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
@@ -106,6 +107,7 @@ def _open_index(source: EntitySource, folder: Path) -> EntityTable:
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     if "store" not in about:
         return EntityTable.of(source, folder)
+    check_store(folder, checksums=False)
     found, wanted = (about["key"], about["time"]), (source.key, source.valid_from)
     if found != wanted:
         problem = f"the store of events has key and time {found}, not {wanted}"
@@ -122,6 +124,26 @@ def _open_index(source: EntitySource, folder: Path) -> EntityTable:
     assert whole.times is not None
     held = node_folder("entities", key, whole.times.nbytes, make, _LIMIT)
     return EntityTable.of(source, held.folder, held, whole=whole, name=key)
+
+
+def check_store(folder: Path, *, checksums: bool = True) -> None:
+    """Checks that the files of a store of events are complete.
+
+    Args:
+        checksums: also read every file and compare its checksum.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    fix = "copy the whole folder again, or build the store again"
+    listed = json.loads((folder / ABOUT).read_text(encoding="utf-8")).get("files", {})  # none in earlier versions
+    for name, (size, crc) in listed.items():
+        path = folder / name
+        actual = path.stat().st_size if path.exists() else 0
+        if actual != size:
+            raise DataError(f"a file of the store has {actual:,} bytes instead of {size:,}", file=str(path), fix=fix)
+        if checksums and checksum(path) != crc:
+            raise DataError("a file of the store is damaged (wrong checksum)", file=str(path), fix=fix)
 
 
 def close_entities() -> None:
@@ -294,7 +316,13 @@ class EntityTable:
         return self._opened(name)[0]
 
     def write(self, folder: Path, columns: list[str]) -> None:
-        """Writes an index of some columns for `open_entities`."""
+        """Writes an index of some columns for `open_entities`.
+
+        Raises:
+            DataError: the table has no such column, or is a store with a damaged file.
+        """
+        if not self.files:
+            check_store(self.folder if self.whole is None else self.whole.folder)
         (folder / COLUMNS).mkdir(parents=True)
         for name in (KEYS, NAMES, FIRST, STARTS, TIMES):
             if (self.folder / name).exists():

@@ -28,6 +28,7 @@ from rayrec.data.arrays.buffers import I64, U64, Mask
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping import entities as index
 from rayrec.data.mapping.id_index import hashes_of
+from rayrec.storage.checksums import checksum
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.files import Found
@@ -297,7 +298,7 @@ class _Building:
                 yield np.fromfile(path, self.dtype, rows)
             return
         count = 2 * count  # because the cuts are those of a sample
-        sample = np.concatenate([chunk[:: max(1, rows // _SAMPLE)] for chunk in self._chunks(path, rows)])
+        sample = np.concatenate([chunk[:: max(1, rows // _SAMPLE)].copy() for chunk in self._chunks(path, rows)])
         columns = _order_of(sample, ids)
         cuts = np.lexsort(columns[::-1])[np.arange(1, count) * len(sample) // count]
         paths = [path.with_suffix(f".{piece}") for piece in range(count)]
@@ -350,6 +351,8 @@ class _Building:
             "columns": list(self.columns),
         }
         about |= {"store": self.state["made_of"], "unit": self.spec.unit, "key": self.spec.key, "time": self.spec.time}
+        files = sorted(file for file in done.rglob("*") if file.is_file())
+        about["files"] = {str(file.relative_to(done)): (file.stat().st_size, checksum(file)) for file in files}
         (done / index.ABOUT).write_text(json.dumps(about), encoding="utf-8")
         size = sum(file.stat().st_size for file in done.rglob("*") if file.is_file())
         added = events - (0 if self.earlier is None else self.earlier.events)
@@ -505,6 +508,7 @@ class _Earlier:
                 file=str(store),
                 fix="name the same columns in the same order, or make another store",
             )
+        index.check_store(store)
         self.name, self.text, self.zoned, self.spec = about["store"], about["text"], about["zoned"], spec
         source = index.EntitySource(str(store), spec.key, spec.time, spec.unit, True)
         self.table = index.EntityTable.of(source, store)
