@@ -41,7 +41,7 @@ from rayrec.train.setup import build
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import Job, session_alone
 
-EPOCH_ROWS = 512  # of training with `--stored`
+EPOCH_EVENTS = 1 << 17  # about, of the histories of an epoch with `--stored`
 LOG = Log(user="user", times=(TimeColumn("at"),), columns=("item",))
 
 
@@ -116,7 +116,8 @@ def measure_stored(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Seconds of processor time of an epoch of training, joined over stored."""
     write_log(folder / "log.parquet", args.stored)
     make_sequences([str(folder / "log.parquet")], folder / "all", LOG, length=args.length)
-    rows = pq.read_table(folder / "all").slice(args.stored - EPOCH_ROWS, EPOCH_ROWS)
+    count = EPOCH_EVENTS // args.length
+    rows = pq.read_table(folder / "all").slice(args.stored - count, count)
     pq.write_table(rows, folder / "stored.parquet", row_group_size=1024)
     pq.write_table(rows.select(["user", "at", "item", "label"]), folder / "joined.parquet", row_group_size=1024)
     hashed, sides = {"mapping": {"kind": "hash"}}, {}
@@ -139,7 +140,7 @@ def measure_stored(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         sides[side] = training(parse_config(raw), folder)
     seconds = in_turns(sides, args.rounds, warmup=1)
     ratio = paired_ratio(seconds["stored"], seconds["joined"])
-    rate = EPOCH_ROWS / statistics.median(seconds["joined"])
+    rate = count / statistics.median(seconds["joined"])
     lengths = pc.list_value_length(rows.column("history_item"))
     print(f"history up to {args.length} ({pc.mean(lengths).as_py():.0f} on average), {args.stored:,} events:")
     print(f"{rate:,.0f} rows per second of a core with joined histories; {ratio:.2f} of the rate of stored ones")
