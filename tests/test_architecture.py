@@ -182,7 +182,7 @@ def test_rooms_of_data_point_one_way() -> None:
 def test_rooms_of_train_point_one_way() -> None:
     """Low to high: what a run trains, its folder and report, what each rank does, the driver, and what uses runs."""
     low = ["errors", "terminal", "tolerance"]
-    rooms = ["config", "run", "report", "setup", "worker", "driver", "planning", "trainer", "after", "tune"]
+    rooms = ["config", "run", "report", "setup", "worker", "driver", "planning", "trainer", "after", "tune", "worth"]
     assert sorted([*rooms, *low]) == sorted([*packages_in("rayrec/train"), "trainer", *low])
     files = {path.stem for path in (ROOT / "rayrec/train").glob("*.py")} - {"__init__"}
     assert files == {*low, "trainer"}, "other files have a room"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -117,11 +118,15 @@ def test_the_guide_of_retrieval_works_as_it_stands(tmp_path: Path, monkeypatch: 
 def test_the_guide_of_time_order_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "guides" / "time-order.md"
-    (source,), (config,), (shell,) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    (source,), (config, vary), shells = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
     exec(compile(source, page.name, "exec"), {})
     Path("time.yaml").write_text(config)
-    for line in shell.splitlines():
+    Path("vary.yaml").write_text(vary)
+    for line in "".join(shells).splitlines():
         run(line)
+    worth = {one["name"]: one for one in json.loads(Path("runs/time-worth/worth.json").read_text())["variants"]}
+    chance, hashed = worth["seed"]["difference"], worth["users hashed"]
+    assert hashed["difference"] > 3 * hashed["error"] > 0 and hashed["difference"] > 2 * abs(chance), worth
     told = [record for record in RunFolder(Path("runs/time")).read_metrics() if record["kind"] == "eval"]
     by_day = {record["window"][:10]: record["auc"] for record in told}
     assert [*by_day] == [f"1970-01-{day:02}" for day in range(2, 31)]

@@ -1,6 +1,7 @@
 """Times histories that are joined from a log of events against the same histories stored in the rows.
 
-    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--store N | --requests N] [--json]
+    python jobs/bench/events.py [--events N] [--length N] [--rounds N] [--json]
+    python jobs/bench/events.py --store N | --requests N | --entities N
 
 Writes a log of events (Zipf users), and rows with the histories of `rayrec data sequence` from it. Prints the time and
 bytes of the index; gathered events per second of processor time; and the rate of an epoch that joins histories over
@@ -8,7 +9,9 @@ that of an epoch that reads stored ones, the two in turns. One process; ids are 
 store of so many events with `rayrec data events`, and prints its bytes per event, the seconds, the most memory of the
 process beyond that of one which builds a store of 1,000 events, and gathered events per second. With `--requests`,
 instead scores so many requests of a user and 100 candidates in a service's own code, whose history is from the
-export's index of the log or in the request, in turns, and prints the ratio of their 50th and 99th percentiles.
+export's index of the log or in the request, in turns, and prints the ratio of their 50th and 99th percentiles. With
+`--entities`, the same of features of the user and of the candidates, which are from the export's tables or in the
+request.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from harness import arguments, in_turns, machine, milliseconds, paired_ratio, print_json
 from ranker import Weights
 
@@ -89,16 +93,16 @@ def epoch(rows: Path, schema: Schema) -> Callable[[], float]:
 
 
 def build(log: Path, store: Path) -> tuple[float, int]:
-    """Seconds and most memory of `rayrec data events`, in a process of its own."""
+    """Seconds and most memory of `rayrec data events`, in a process of its own, without pages of mapped files."""
     line = [sys.executable, "-m", "rayrec.cli", "data", "events", str(log), "--out", str(store), "--key", "user"]
     line += ["--time", "at", "--column", "item", "--column", "action", "--memory-gib", "0.5"]
     start = time.perf_counter()
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL)
     most = 0
-    while process.poll() is None:  # of the process itself: `ru_maxrss` has that of its parent, too
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-        most = most if found is None else int(found[1]) * 1024
-        time.sleep(0.05)
+    while process.poll() is None:
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+        most = most if found is None else max(most, int(found[1]) * 1024)
+        time.sleep(0.02)
     assert process.returncode == 0
     return time.perf_counter() - start, most
 
@@ -192,6 +196,74 @@ def measure_requests(folder: Path, events: int, length: int, requests: int) -> d
     return shares
 
 
+def measure_entities(folder: Path, requests: int) -> dict[str, float]:
+    """Percentiles of requests with the ids of a user and 100 items, over those of requests with their features."""
+    draw, items = np.random.default_rng(0), 1_000_000
+    tables = {
+        "item": {"key": np.arange(items), "price": draw.random(items), "kind": draw.integers(0, 1000, items)},
+        "user": {"key": np.arange(items), "age": draw.random(items), "city": draw.integers(0, 1000, items)},
+    }
+    hashed, names = {"mapping": {"kind": "hash"}}, ["user", "item", "kind", "city"]
+    derived = []
+    for table, columns in tables.items():
+        pq.write_table(pa.table(columns), folder / f"{table}.parquet")
+        spec = {"kind": "entity", "column": table, "path": str(folder / f"{table}.parquet"), "key": "key"}
+        derived += [spec | {"name": name, "take": name} for name in [*columns][1:]]
+    plain = {"dense": [{"name": "price"}, {"name": "age"}], "sparse": [{"name": name} | hashed for name in names]}
+    tables_of = [EmbeddingBagConfig(name="t", num_embeddings=1 << 16, embedding_dim=16, feature_names=names)]
+    rows = {name: draw.integers(0, items, 500) for name in ("user", "item")}
+    whole = rows | {
+        name: tables[table][name][rows[table]]
+        for table, name in (("item", "price"), ("item", "kind"), ("user", "age"), ("user", "city"))
+    }
+
+    def make(device: str = "meta") -> DCN:
+        torch.manual_seed(1)  # both exports have the same weights
+        return DCN(tables_of, 2, [16], [64, 1], tables_device=device, seed=1)
+
+    services = {}
+    for side, raw in (("ids alone", plain | {"derived": derived}), ("features", plain)):
+        schema = Schema.model_validate(raw)
+        table = pa.table({"label": np.zeros(500)} | (rows if side == "ids alone" else whole))
+        trained = Trained(
+            make_model=make,
+            weights=Weights(make("cpu").eval()),  # type: ignore[arg-type]
+            inputs=Inputs(tuple(names), 2, None, False),
+            mapping={
+                "schema": schema.model_dump(mode="json", exclude_none=True),
+                "tables": [{"rows": 1 << 16, "features": names}],
+            },
+            rows_of=dict.fromkeys(names, 1 << 16),
+            batches=lambda count=None, t=table, s=schema: [to_batch(t, s, dict.fromkeys(names, 1 << 16))],
+        )
+        services[side] = Service([ModelSpec(name="ctr", path=export(trained, folder / side).folder)])
+    bodies: dict[str, list[bytes]] = {side: [] for side in services}
+    for _ in range(requests):
+        user, chosen = int(draw.integers(0, items)), draw.integers(0, items, 100)
+        ids = {"context": {"user": user}, "candidates": {"item": chosen.tolist()}}
+        bodies["ids alone"].append(json.dumps(ids).encode())
+        ids["context"] |= {name: tables["user"][name][user].item() for name in ("age", "city")}
+        ids["candidates"] |= {name: tables["item"][name][chosen].tolist() for name in ("price", "kind")}
+        bodies["features"].append(json.dumps(ids).encode())
+    both = [services[side].score(of[0], "application/json").scores["label"] for side, of in bodies.items()]
+    np.testing.assert_allclose(*both, rtol=1e-6)
+    numbers = {side: iter(of * 2) for side, of in bodies.items()}
+    sides = {
+        side: lambda of=of, side=side: milliseconds(lambda: services[side].score(next(of), "application/json"))  # type: ignore[misc]
+        for side, of in numbers.items()
+    }
+    times = in_turns(sides, requests, warmup=min(requests, 20))
+    shares = {}
+    for percent in (50, 99):
+        alone, whole_ms = (float(np.percentile(times[side], percent)) for side in bodies)
+        shares[f"p{percent}_ids_over_features"] = alone / whole_ms
+        print(
+            f"p{percent} of 100 candidates: {alone:.2f} ms of ids alone, {whole_ms:.2f} ms with features: "
+            f"{alone / whole_ms:.2f}"
+        )
+    return shares
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--events", type=int, default=2_000_000)
@@ -199,8 +271,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--store", type=int, metavar="EVENTS")
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--entities", type=int, metavar="REQUESTS")
     args = parser.parse_args()
     print(machine())
+    if args.entities is not None:
+        with tempfile.TemporaryDirectory() as name:
+            os.environ["XDG_CACHE_HOME"] = str(Path(name) / "cache")
+            shares = measure_entities(Path(name), args.entities)
+        print_json(args, shares)
+        return
     if args.requests is not None:
         with tempfile.TemporaryDirectory() as name:
             os.environ["XDG_CACHE_HOME"] = str(Path(name) / "cache")

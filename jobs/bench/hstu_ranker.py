@@ -1,28 +1,48 @@
 """Times a training step of `hstu_ranker`, dense part only, against the same layers in plain, padded PyTorch.
 
-    python jobs/bench/hstu_ranker.py [--length N] [--rows N] [--candidates N] [--rounds N] [--json]
+    python jobs/bench/hstu_ranker.py [--length N] [--rows N] [--candidates N] [--rounds N] [--stored EVENTS] [--json]
 
 Lengths of histories are lognormal as in data/synthetic/plays.py, the median a tenth of `--length`, and cut to it.
 `jagged` is the model's encoder: histories without padding, rows of a request in one sequence. `padded` has the same
 formula and weights: every row has its own copy of the history, padded to the longest. Both have forward and backward on
 the same vectors, in turns. Prints the median seconds and the ratio, and checks that the outputs are equal.
+
+With `--stored`, instead trains the whole model from files, with histories joined from a log of so many events and with
+the same histories stored in the rows, in turns; prints rows per second and the ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from events import schema_of, write_log
 from harness import arguments, in_turns, machine, paired_ratio, print_json
 
+from rayrec.data import BatchStream, Cursor, DataSet, Manifest, ReadOptions
+from rayrec.data.tools.histories import Log, make_sequences
+from rayrec.data.tools.times import TimeColumn
 from rayrec.modules.attention import Layout
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder, HSTULayer
+from rayrec.train import TrainConfig, parse_config
+from rayrec.train.run.log import Mailbox
+from rayrec.train.setup import build
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.session import Job, session_alone
+
+EPOCH_EVENTS = 1 << 17  # about, of the histories of an epoch with `--stored`
+LOG = Log(user="user", times=(TimeColumn("at"),), columns=("item",))
 
 
 def padded_layer(layer: HSTULayer, x_BND: torch.Tensor, visible_BNN: torch.Tensor) -> torch.Tensor:
@@ -92,13 +112,76 @@ def forms(args: argparse.Namespace, device: torch.device | str = "cpu") -> Forms
     return Forms(encoder, lengths, jagged, padded)
 
 
+def measure_stored(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Seconds of processor time of an epoch of training, joined over stored."""
+    write_log(folder / "log.parquet", args.stored)
+    make_sequences([str(folder / "log.parquet")], folder / "all", LOG, length=args.length)
+    count = EPOCH_EVENTS // args.length
+    rows = pq.read_table(folder / "all").slice(args.stored - count, count)
+    pq.write_table(rows, folder / "stored.parquet", row_group_size=1024)
+    pq.write_table(rows.select(["user", "at", "item", "label"]), folder / "joined.parquet", row_group_size=1024)
+    hashed, sides = {"mapping": {"kind": "hash"}}, {}
+    features = ["item", "history_item"]
+    for side, log in (("joined", folder / "log.parquet"), ("stored", None)):
+        schema = schema_of(log, args.length).model_dump(mode="json", exclude_none=True)
+        schema["sparse"].append({"name": "item"} | hashed)
+        ranker = {"attention": [{"history": ["history_item"], "target": ["item"]}], "max_length": args.length}
+        model = {"name": "hstu_ranker", "args": ranker | {"blocks": args.blocks, "heads": 2, "over_arch": [64, 1]}}
+        raw = {
+            "name": side,
+            "data": {"train": str(folder / f"{side}.parquet")},
+            "schema": schema,
+            "tables": [{"name": "item", "rows": 1 << 17, "dim": args.dim, "features": features}],
+            "model": model,
+            "optimizers": {"dense": {"kind": "adam", "lr": 0.001}, "sparse": {"kind": "rowwise_adagrad", "lr": 0.01}},
+            "trainer": {"num_workers": 0, "batch_size": args.rows},
+            "storage": {"path": str(folder)},
+        }
+        sides[side] = training(parse_config(raw), folder)
+    seconds = in_turns(sides, args.rounds, warmup=1)
+    ratio = paired_ratio(seconds["stored"], seconds["joined"])
+    rate = count / statistics.median(seconds["joined"])
+    lengths = pc.list_value_length(rows.column("history_item"))
+    print(f"history up to {args.length} ({pc.mean(lengths).as_py():.0f} on average), {args.stored:,} events:")
+    print(f"{rate:,.0f} rows per second of a core with joined histories; {ratio:.2f} of the rate of stored ones")
+    return {"rows_per_second": rate, "rate_of_stored": ratio}
+
+
+def training(config: TrainConfig, folder: Path) -> Callable[[], float]:
+    """Trains an epoch; returns its processor time."""
+    assert isinstance(config.data.train, DataSet)
+    manifest = Manifest.of(config.data.train, config.training_schema)
+    job = Job(config=config, train=manifest, eval=None, folder=folder, checkpoints=str(folder))
+    learner = make_learner(job, session_alone(Mailbox()))
+    options = ReadOptions(reader="local")
+
+    def epoch() -> float:
+        start, number = time.process_time(), 0
+        with BatchStream(
+            manifest, config.training_schema, build.rows_of(config), batch_rows=config.trainer.batch_size, rank=0,
+            world_size=1, cursor=Cursor.start(0), seed=0, shuffle=False, options=options,
+        ) as stream:  # fmt: skip
+            for number, (batch, _) in enumerate(stream):
+                learner.step(batch, 1.0, number)
+        return time.process_time() - start
+
+    return epoch
+
+
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--stored", type=int, metavar="EVENTS")
     for name, default in (("length", 256), ("rows", 64), ("candidates", 1), ("dim", 64), ("blocks", 2), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     print(machine())
     torch.set_num_threads(1)
+    if args.stored is not None:
+        with tempfile.TemporaryDirectory() as name:
+            os.environ["XDG_CACHE_HOME"] = str(Path(name) / "cache")
+            figures = measure_stored(args, Path(name))
+        print_json(args, figures)
+        return
     made, per = forms(args), args.candidates
     encoder, lengths, jagged, padded = made.encoder, made.lengths, made.jagged, made.padded
 

@@ -290,6 +290,41 @@ def tune(
     display.say(f"best config: {folder_of(read).partition('?')[0]}/best.yaml")
 
 
+def worth(
+    config: Config,
+    vary: Annotated[Path, typer.Option(parser=path, help="YAML file: names of variants with their changes.")],
+    overrides: Overrides = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Read so many rows only; default: all.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder of the result; default: STORAGE/NAME-worth.")
+    ] = None,
+) -> None:
+    """Train variants of a model side by side in the order of time, and show their differences in NE."""
+    from dataclasses import replace
+
+    from rich.table import Table
+
+    from rayrec.storage.locations import local_path
+    from rayrec.train.config.file import apply_override, read_yaml
+    from rayrec.train.driver.console import Display
+    from rayrec.train.report.worth import COLUMNS, worth_rows
+    from rayrec.train.run.paths import resolved
+    from rayrec.train.worth import compare, variants_of
+
+    raw, folder = read_yaml(config), config.expanduser().absolute().parent
+    for override in overrides or []:
+        raw = apply_override(raw, override)
+    variants = [replace(one, config=resolved(one.config)) for one in variants_of(raw, read_yaml(vary), folder)]
+    first, display = variants[0].config, Display()
+    folder = out or local_path(f"{first.storage.path}/{first.name}-worth")
+    figures = compare(variants, folder, rows=rows, on_progress=display.say)
+    shown = Table(*COLUMNS)
+    for cells in worth_rows(figures):
+        shown.add_row(*cells)
+    display.console.print(shown)
+    display.say(f"report: {folder / 'worth.html'}")
+
+
 class _ListsByDefault(TyperGroup):
     """`rayrec ids RUN` is `rayrec ids list RUN`."""
 

@@ -24,7 +24,6 @@ import shutil
 import tempfile
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rayrec.inference.graph import Inputs
 from rayrec.quant import TablePlace
+from rayrec.storage.checksums import checksum
 
 OLD_INDEX = "index.json"  # of item indexes before format 4
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
@@ -47,7 +47,6 @@ PARITY, PARITY_PAGE, RANKER = "parity.json", "parity.html", "ranker"
 FORMAT = 4
 FORMATS = (1, 2, 3, FORMAT)
 
-_CHUNK_BYTES = 16 << 20
 _LOCK = "export.lock"
 
 
@@ -231,15 +230,6 @@ def check_listed(folder: Path, files: Mapping[str, tuple[int, int]], checksums: 
             raise ExportError(f"{path} has {actual:,} bytes instead of {size:,}; copy it again, or export again")
         if checksums and checksum(path) != crc:
             raise ExportError(f"{path} is damaged (wrong checksum); copy it again, or export again")
-
-
-def checksum(path: Path) -> int:
-    """CRC-32 of a file."""
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def listed_files(folder: Path, known: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:

@@ -19,6 +19,8 @@ from rayrec.data import DataError, Schema, to_batch
 from rayrec.data.mapping.entities import EntitySource, close_entities, open_entities
 
 DAY = 86_400
+# Texts of one 64-bit hash (`hash_texts`), which a user who chooses a name could construct.
+ALIKE = ["user-00012345678", "00234152XLXsjpyU", "00234644NMxtqgOu", "00262161ORehpyAo"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +59,21 @@ def ids(schema: Schema, **columns: Any) -> list[list[int]]:
 @given(st.data())
 def test_versions_are_those_of_merge_asof(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Versions at equal times, before the first, keys that the table lacks, and null keys and times."""
-    draw = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
-    versions, rows = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
-    of_text = data.draw(st.booleans())
+    sizes = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
+    seed, of_text = data.draw(st.integers(0, 1 << 32)), data.draw(st.booleans())
+    check_versions(tmp_path_factory, *sizes, np.random.default_rng(seed), of_text)
+
+
+@pytest.mark.parametrize("of_text", [False, True])
+def test_versions_of_100_000_rows_are_those_of_merge_asof(
+    tmp_path_factory: pytest.TempPathFactory, of_text: bool
+) -> None:
+    check_versions(tmp_path_factory, 900, 100_000, np.random.default_rng(0), of_text)
+
+
+def check_versions(
+    tmp_path_factory: pytest.TempPathFactory, versions: int, rows: int, draw: np.random.Generator, of_text: bool
+) -> None:
     keys, times = draw.integers(0, 30, versions), draw.integers(0, 40, versions) * DAY
     table = pd.DataFrame({"item": keys, "since": times, "price": draw.random(versions)})
     table = table.drop_duplicates(["item", "since"]).sample(frac=1, random_state=1)
@@ -86,6 +100,20 @@ def test_versions_are_those_of_merge_asof(tmp_path_factory: pytest.TempPathFacto
     with_items = schema.model_copy(update={"sparse": [schema.sparse[0].model_copy(update={"on_null": "empty"})]})
     got = values(with_items, item=key_column, at=pa.array(log["at"].to_numpy(), pa.int64(), mask=null_time))
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_keys_of_one_hash_are_different_keys(tmp_path: Path) -> None:
+    """With and without versions, moved into an export, and for a key that the table lacks."""
+    other = ["a", ALIKE[1], "b", ALIKE[0], ALIKE[2]]
+    path = write(tmp_path / "items.parquet", item=other, since=[0] * 5, price=np.arange(5.0))
+    open_entities(EntitySource(str(path), "item")).write(tmp_path / "moved", ["price"])
+    asked = [*ALIKE, None, "c", "a"]
+    for where, options in ((path, {}), (path, {"valid_from": "since", "at": "at"}), (tmp_path / "moved", {})):
+        schema = schema_of(where, on_missing="null", f_default=-1.0, **options)
+        schema = schema.model_copy(update={"sparse": [schema.sparse[0].model_copy(update={"on_null": "empty"})]})
+        assert values(schema, item=asked, at=[DAY] * 7) == [3, 1, 4, -1, -1, -1, 0]
+    only = write(tmp_path / "one.parquet", item=[ALIKE[0]], price=[1.0])
+    assert values(schema_of(only, on_missing="null", f_default=-1.0), item=ALIKE[:2]) == [1, -1]
 
 
 def test_lists_of_keys_become_lists_of_values(tmp_path: Path) -> None:
@@ -182,5 +210,10 @@ def test_an_index_is_moved_with_the_columns_that_it_needs(tmp_path: Path) -> Non
     shutil.move(tmp_path / "copy", tmp_path / "moved")
     schema = schema_of(tmp_path / "moved", valid_from="since", at="at")
     assert values(schema, item=["a", "b"], at=[DAY, 2 * DAY]) == [2.0, 1.0]
+    about = tmp_path / "moved" / "about.json"
+    about.write_text(about.read_text().replace('"format": 2', '"format": 1'))
+    (tmp_path / "moved" / "names.arrow").unlink()
+    close_entities()
+    assert values(schema, item=["a", "b"], at=[DAY, 2 * DAY]) == [2.0, 1.0], "an export of an earlier version"
     with pytest.raises(DataError, match="other"):
         values(schema_of(tmp_path / "moved", take="other", valid_from="since", at="at"), item=["a"], at=[DAY])

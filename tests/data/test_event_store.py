@@ -12,18 +12,24 @@ import pytest
 
 from rayrec import cli
 from rayrec.data import DataError, StoreSpec, build_store
-from tests.data.test_events import lists, schema_of
+from tests.data.test_entities import ALIKE
+from tests.data.test_events import lists, rows_of, schema_of
 
 SPEC = StoreSpec("user", "at", ("item", "action", "at_home", "day", "big"))
 
 
+def named(users: Any) -> list[str]:
+    """Names of users, of which some have the same hash; user 32 has no events."""
+    return [ALIKE[(0, 1, 2, 32).index(n)] if n in (0, 1, 2, 32) else f"u{n}" for n in users]
+
+
 def log_of(events: int, seed: int, of_text: bool) -> pa.Table:
     draw = np.random.default_rng(seed)
-    user = draw.integers(0, 30, events)
+    user = np.minimum(draw.integers(0, 60, events), 30) % 30  # half of the events are of user 0
     null = draw.random(events) < 0.1
     return pa.table(
         {
-            "user": pa.array([f"u{n}" for n in user] if of_text else user),
+            "user": pa.array(named(user) if of_text else user),
             "at": pa.array(draw.integers(0, 60, events), pa.timestamp("s")),
             "item": draw.integers(0, 99, events),
             "action": pa.array([f"a{n}" for n in draw.integers(0, 3, events)], mask=null),
@@ -46,7 +52,7 @@ def histories(path: Path, of_text: bool, where: dict[str, Any]) -> dict[str, lis
     users, now = draw.integers(0, 33, 80), pa.array(draw.integers(0, 70, 80), pa.timestamp("s"))
     schema = schema_of(path, 20, ("item", "action", "big"), where=where)
     features = [one.model_copy(update={"on_null": "empty"}) for one in schema.sparse]
-    keys = [f"u{n}" for n in users] if of_text else users
+    keys = named(users) if of_text else users
     return lists(schema.model_copy(update={"sparse": features}), user=pa.array(keys), now=now)
 
 
@@ -72,6 +78,26 @@ def test_a_store_gives_the_lists_of_an_index_made_in_memory(tmp_path: Path, of_t
     for where in ({}, {"action": ["a0", "a2"]}, {"action": ["a1"], "item": [3, 4, 5, 6, 7, 8]}, {"item": [10_000]}):
         found, expected = (histories(path, of_text, where) for path in (tmp_path / "one", log))
         assert found == expected and (any(map(len, found["item"])) or where == {"item": [10_000]})
+
+
+def test_users_of_one_hash_have_their_own_events(tmp_path: Path) -> None:
+    """In a log, a store of few parts and of many pieces, one that was added to, and the events of a filter."""
+    draw = np.random.default_rng(0)
+    users, items = draw.integers(0, 3, 200), draw.integers(0, 9, 200)
+    log = pa.table({"user": [ALIKE[n] for n in users], "at": np.arange(200), "item": items})
+    whole = write(tmp_path / "log", [log.slice(0, 120), log.slice(120)])
+    first, second = (write(tmp_path / name, [part]) for name, part in (("a", log.slice(0, 120)), ("b", log.slice(120))))
+    spec = StoreSpec("user", "at", ("item",))
+    build_store(str(whole), tmp_path / "one", spec)
+    build_store(str(whole), tmp_path / "many", spec, memory_bytes=2000)
+    for part in (first, second):
+        build_store(str(part), tmp_path / "added", spec, append=part == second)
+    assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "many") == bytes_of(tmp_path / "added")
+    for where in ({}, {"item": [1, 2, 3]}):
+        chosen = [[i for u, i in zip(users, items.tolist(), strict=True) if u == n and i in where.get("item", [i])]
+                  for n in range(4)]  # fmt: skip
+        for path in (whole, tmp_path / "one", tmp_path / "added"):
+            assert lists(schema_of(path, 300, where=where), user=ALIKE, now=[500] * 4)["item"] == rows_of(chosen)
 
 
 def test_events_that_are_added_by_day_are_as_if_they_had_been_there(tmp_path: Path) -> None:
@@ -149,3 +175,19 @@ def test_what_a_store_cannot_hold_is_named(tmp_path: Path) -> None:
     schema = schema_of(tmp_path / "right", 5, key="item")
     with pytest.raises(DataError, match=r"the store of events has key and time \('user', 'at'\)"):
         lists(schema, user=[1], now=pa.array([1], pa.timestamp("s")))
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    """A file that is cut short when the store is opened; a changed byte when it is added to, or goes into an export."""
+    log = write(tmp_path / "log", [log_of(20, 0, True)])
+    build_store(str(log), tmp_path / "store", SPEC)
+    column = tmp_path / "store" / "columns" / "0.arrow"
+    whole = column.read_bytes()
+    column.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"bytes instead of .*0\.arrow.*build the store again"):
+        histories(tmp_path / "store", True, {})
+    column.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"damaged \(wrong checksum\).*0\.arrow"):
+        build_store(str(log), tmp_path / "store", SPEC, append=True)
+    column.write_bytes(whole)
+    build_store(str(log), tmp_path / "store", SPEC, append=True)

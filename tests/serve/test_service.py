@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from rayrec.inference import ExportError, ExportStore
-from rayrec.inference.artifact import checksum
 from rayrec.serve import ARROW, JSON, Answer, App, ModelSpec, RequestError, Service, versions
 from rayrec.serve.service import freeze_garbage
+from rayrec.storage.checksums import checksum
 from rayrec.train import export_run
 from tests.inference.runs import train, trainer_scores
 from tests.serve.server import GOOD, Server, clients_of

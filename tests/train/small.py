@@ -189,7 +189,7 @@ def make_job(raw: dict[str, Any]) -> Job:
     config = parse_config(raw)
     train, evaluation = (
         manifest_of(config.data.train, config.training_schema),
-        Manifest.of(config.data.eval, config.data_schema),
+        None if config.data.eval is None else Manifest.of(config.data.eval, config.data_schema),
     )
     folder = RunFolder.at(config.storage.path, config.name)
     return Job(config=config, train=train, eval=evaluation, folder=folder.path, checkpoints=folder.checkpoints)

@@ -150,6 +150,10 @@ def test_evaluations_of_numbers_in_words() -> None:
     stars = {"rmse": 0.5, "mae": 0.25, "r2": None, "samples": 1234, "skipped": 0}
     assert evaluation_lines("head", stars) == ["head: RMSE 0.5000  MAE 0.2500  R² –  on 1,234 rows"]
     like = {"auc": 0.5, "ne": 1.0, "logloss": 0.5, "calibration": 1.25, "samples": 7}
+    far = {"mrr": 0.5, "samples": 9, "recall@100": 0.75, "ndcg@100": 0.25, "popularity": {"recall@100": 0.5}}
+    assert evaluation_lines("head", far) == [
+        "head: HR@100 0.7500; popularity 0.5000  NDCG@100 0.2500 of all items  on 9 rows"
+    ]
     assert evaluation_lines("head", {**stars, "skipped": 1200, "tasks": {"stars": stars, "b": like}}) == [
         "head, 1,200 rows skipped:",
         "  stars  RMSE 0.5000  MAE 0.2500  R² –  on 1,234 rows",

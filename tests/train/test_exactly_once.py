@@ -76,11 +76,11 @@ def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log:
     return "trained"
 
 
-def launch_on_ranks(world: int, *arguments: Any) -> None:
+def launch_on_ranks(world: int, *arguments: Any, how: Any = launch) -> None:
     """`launch` on so many ranks: all train to the end, or nothing else goes wrong than the planned deaths."""
     dies = arguments[-1]
     try:
-        answers = on_ranks(world, launch, *arguments)
+        answers = on_ranks(world, how, *arguments)
     except RankError as error:
         told = str(error).splitlines()
         assert told and set(told) <= {f"rank {rank}: the process died" for rank in dies}, error

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from rich.console import Console
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from rayrec.cli import run
+from rayrec.data import DataSet, Manifest, in_time_order
+from rayrec.storage.retries import Patience
 from rayrec.train import Display, Trainer, parse_config
+from rayrec.train.errors import is_lost_peer
 from tests.train import small
-from tests.train.row_log import noted, with_row_ids
+from tests.train.row_log import Noted, noted, with_row_ids
+from tests.train.test_exactly_once import committed, launch_on_ranks
 from tests.train.test_progressive import fit
 
 WINDOWS = 6
@@ -95,6 +104,52 @@ def test_a_stop_in_the_middle_of_a_window_changes_nothing(tmp_path: Path) -> Non
     assert rows == list(range((WINDOWS - 1) * ROWS))
     whole = raw_of(tmp_path, time="1h") | {"name": "whole"}
     assert fit(whole, tmp_path / "whole").eval == result.eval
+
+
+def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> str:
+    """Train in windows; says whether this rank got to the end, or heard of another rank's death."""
+    job = small.make_job(raw)
+    data, schema = job.config.data, job.config.data_schema
+    assert isinstance(data.train, DataSet) and data.windows is not None and schema.timestamp is not None
+    manifest, periods = in_time_order(Manifest.of(data.train, schema), schema.timestamp, data.windows, Patience(0, 0))
+    windows = {"periods": periods, "period_rows": manifest.rows_by(periods.column)}
+    try:
+        small.fit_job(replace(job, train=manifest, eval=manifest, factory=partial(Noted, log, dies), **windows), group)
+    except Exception as error:
+        if dies and is_lost_peer(error):
+            return "lost a rank"
+        raise
+    return "trained"
+
+
+@pytest.mark.long
+def test_ranks_that_are_killed_in_a_window_go_on_in_it_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """One of them, or all, by SIGKILL; rows in the order of time, and the model of a run that nothing happened to."""
+    write(tmp_path / "log", WINDOWS)
+    raw = raw_of(tmp_path, time="1h")
+    raw["trainer"] |= {"checkpoint_every": 2, "epochs": WINDOWS - 1}
+    steps: list[list[int]] = []
+    launches: list[tuple[int, dict[int, int]]] = [
+        (2, {1: 3}),
+        (3, {0: 4, 1: 4, 2: 4}),
+        (1, {0: 3}),
+        (5, {3: 3}),
+        (3, {}),
+    ]
+    for number, (world, dies) in enumerate(launches):
+        before, log = committed(tmp_path), tmp_path / f"launch-{number}"
+        launch_on_ranks(world, raw, str(log), dies, how=launch)
+        by_rank = [noted(log, rank) for rank in range(world)]
+        steps += [[row for lines in by_rank for row in lines[step]] for step in range(committed(tmp_path) - before)]
+    assert [len(step) for step in steps] == [32, 32, 26] * (WINDOWS - 1)
+    assert [row for step in steps for row in sorted(step)] == list(range((WINDOWS - 1) * ROWS))
+    launch_on_ranks(1, raw | {"name": "whole"}, str(tmp_path / "whole"), {}, how=launch)
+    weights = []
+    for name in ("small", "whole"):
+        file = tmp_path / f"{name}.safetensors"
+        assert run(["checkpoint", "convert", str(tmp_path / "runs" / name), str(file)]) == 0
+        weights.append(load_file(file))
+    assert_close(*weights, rtol=1e-3, atol=1e-4)  # sums of other ranks are rounded differently
 
 
 def test_what_cannot_be_in_order_of_time_is_refused(tmp_path: Path) -> None:

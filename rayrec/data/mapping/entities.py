@@ -10,7 +10,9 @@ the index of the columns that it reads. An index is a folder:
 | file | contents |
 |---|---|
 | `about.json` | the format, the number of versions, the type of the keys, the columns |
-| `keys` | `IdIndex` of the distinct keys |
+| `keys` | `IdIndex` of the hashes of the keys |
+| `names.arrow` | of keys that are strings: the keys, as binary; keys of the same hash follow each other |
+| `first.npy` | if any have the same hash: [hashes + 1] int64, the first key of each hash, and the number of keys |
 | `starts.npy` | [keys + 1] int64, the first version of each key |
 | `times.npy` | [versions] int64, µs since 1970 when each version becomes valid, ascending in a key; with `valid_from` |
 | `columns/N.arrow` | the values of a column, by version |
@@ -21,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,20 +35,23 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, impossible_times, int64_of, is_text, micros_of, shown, without_views
-from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.buffers import I64, U64, Mask
 from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.mapping.id_index import IdIndex, hashes_of
 from rayrec.data.mapping.node_cache import node_folder
 from rayrec.storage.cache import CACHE_BYTES, Held
+from rayrec.storage.checksums import checksum
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
 from rayrec.storage.parquet import open_parquet
 
 Unit = Literal["s", "ms", "us", "ns"]
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)  # 1: without the names of keys, which were then known by their hash alone
 ABOUT, KEYS, STARTS, TIMES, COLUMNS = "about.json", "keys", "starts.npy", "times.npy", "columns"
+NAMES, FIRST = "names.arrow", "first.npy"
 _ORDER, _VALUES = "order.npy", "values.arrow"  # in the cache: the source's row of each version, and one column
 _LIMIT = ("RAYREC_ENTITIES_BYTES", CACHE_BYTES)
 _SELECT_ROWS = 1 << 22
@@ -102,6 +107,7 @@ def _open_index(source: EntitySource, folder: Path) -> EntityTable:
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     if "store" not in about:
         return EntityTable.of(source, folder)
+    check_store(folder, checksums=False)
     found, wanted = (about["key"], about["time"]), (source.key, source.valid_from)
     if found != wanted:
         problem = f"the store of events has key and time {found}, not {wanted}"
@@ -120,6 +126,26 @@ def _open_index(source: EntitySource, folder: Path) -> EntityTable:
     return EntityTable.of(source, held.folder, held, whole=whole, name=key)
 
 
+def check_store(folder: Path, *, checksums: bool = True) -> None:
+    """Checks that the files of a store of events are complete.
+
+    Args:
+        checksums: also read every file and compare its checksum.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    fix = "copy the whole folder again, or build the store again"
+    listed = json.loads((folder / ABOUT).read_text(encoding="utf-8")).get("files", {})  # none in earlier versions
+    for name, (size, crc) in listed.items():
+        path = folder / name
+        actual = path.stat().st_size if path.exists() else 0
+        if actual != size:
+            raise DataError(f"a file of the store has {actual:,} bytes instead of {size:,}", file=str(path), fix=fix)
+        if checksums and checksum(path) != crc:
+            raise DataError("a file of the store is damaged (wrong checksum)", file=str(path), fix=fix)
+
+
 def close_entities() -> None:
     """Empties the cache of `open_entities`."""
     open_entities.cache_clear()
@@ -134,6 +160,8 @@ class EntityTable:
         text: True if the keys are strings.
         zoned: True if its times have a time zone; None for integers.
         names: the columns of the index.
+        key_names: [keys] binary, the keys, if they are strings; None in an index of an earlier version of rayrec.
+        first: [hashes + 1], the first key of each hash, if any keys have the same one.
         whole: the store of events of which these are a selection.
         name: key of the selection in the cache.
     """
@@ -143,6 +171,8 @@ class EntityTable:
     zoned: bool | None
     names: tuple[str, ...]
     keys: IdIndex
+    key_names: pa.Array | None
+    first: I64 | None
     starts: I64
     times: I64 | None
     folder: Path
@@ -164,16 +194,30 @@ class EntityTable:
     ) -> EntityTable:
         """Opens an index, in an export or in the cache."""
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        if about["format"] != FORMAT:
+        if about["format"] not in _READABLE:
             raise DataError(
-                f"the index of entities has format {about['format']}, this version of rayrec reads {FORMAT}",
+                f"the index of entities has format {about['format']}, this version of rayrec reads {_READABLE}",
                 file=str(folder),
                 fix="export the run again",
             )
         times = np.load(folder / TIMES, mmap_mode="r") if source.valid_from is not None else None
         starts = np.load(folder / STARTS, mmap_mode="r")
-        keys, names = IdIndex.open(folder / KEYS), tuple(about["columns"])
-        return cls(source, about["text"], about["zoned"], names, keys, starts, times, folder, files, held, whole, name)
+        return cls(
+            source=source,
+            text=about["text"],
+            zoned=about["zoned"],
+            names=tuple(about["columns"]),
+            keys=IdIndex.open(folder / KEYS),
+            key_names=_mapped(folder / NAMES) if (folder / NAMES).exists() else None,
+            first=np.load(folder / FIRST, mmap_mode="r") if (folder / FIRST).exists() else None,
+            starts=starts,
+            times=times,
+            folder=folder,
+            files=files,
+            held=held,
+            whole=whole,
+            name=name,
+        )
 
     def versions(self, keys: I64 | pa.Array, times: I64 | None = None) -> I64:
         """The version of each key: the last one that became valid at or before the time; -1 if there is none.
@@ -214,12 +258,33 @@ class EntityTable:
 
     def _of_keys(self, keys: I64 | pa.Array) -> tuple[I64, I64]:
         """The range of each key's versions; empty for unknown keys."""
-        found = self.keys.find(keys)
+        found = self._found(keys)
         if len(self.starts) == 1:
             return np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         key = np.maximum(found, 0)
         first = self.starts[key]
         return first, np.where(found < 0, first, self.starts[key + 1])
+
+    def _found(self, keys: I64 | pa.Array) -> I64:
+        """The position of each key, -1 for unknown keys."""
+        found = self.keys.find(keys)
+        if self.key_names is None:
+            return found
+        assert isinstance(keys, pa.Array)
+        end = found + 1
+        if self.first is not None:
+            known = np.maximum(found, 0)
+            found, end = np.where(found < 0, -1, self.first[known]), self.first[known + 1]
+        texts, unsure = keys.cast(pa.large_binary()), np.flatnonzero(found >= 0)
+        while len(unsure):  # the hash is that of other keys, too, or of another key alone
+            names = self.key_names.take(pa.array(found[unsure]))
+            equal = pc.equal(names, texts.take(pa.array(unsure))).fill_null(True)
+            unsure = unsure[~equal.to_numpy(zero_copy_only=False)]
+            found[unsure] += 1
+            over = found[unsure] == end[unsure]
+            found[unsure[over]] = -1
+            unsure = unsure[~over]
+        return found
 
     def _first_after(self, first: I64, end: I64, times: I64) -> I64:
         """The first version in each range that is later than a time; the end of the range if none is."""
@@ -251,10 +316,17 @@ class EntityTable:
         return self._opened(name)[0]
 
     def write(self, folder: Path, columns: list[str]) -> None:
-        """Writes an index of some columns for `open_entities`."""
+        """Writes an index of some columns for `open_entities`.
+
+        Raises:
+            DataError: the table has no such column, or is a store with a damaged file.
+        """
+        if not self.files:
+            check_store(self.folder if self.whole is None else self.whole.folder)
         (folder / COLUMNS).mkdir(parents=True)
-        for name in (KEYS, STARTS, *([TIMES] if self.times is not None else [])):
-            shutil.copyfile(self.folder / name, folder / name)
+        for name in (KEYS, NAMES, FIRST, STARTS, TIMES):
+            if (self.folder / name).exists():
+                shutil.copyfile(self.folder / name, folder / name)
         about = {"format": FORMAT, "text": self.text, "zoned": self.zoned, "columns": columns}
         for number, name in enumerate(columns):
             array, path, _ = self._opened(name)
@@ -307,20 +379,19 @@ def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> N
     wanted = [source.key] + ([source.valid_from] if source.valid_from is not None else [])
     columns = _read(source, files, wanted)
     keys, text = keys_of(columns[source.key], source)
-    hashes = hashes_of(keys)
     times, zoned = times_of(columns[source.valid_from], source) if source.valid_from is not None else (None, None)
-    order = np.argsort(hashes, kind="stable") if times is None else np.lexsort((times, hashes))
-    by_key = hashes[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = by_key[1:] != by_key[:-1]
+    hashes, numbers = numbered(keys)
+    order = np.lexsort([array for array in (times, numbers, hashes) if array is not None])
+    is_first = first_of_keys(hashes, numbers, order)
     again = np.zeros(len(order), np.bool_) if source.events else ~is_first
     if times is not None:
         again[1:] &= times[order][1:] == times[order][:-1]
-    again |= ~is_first & _differ_from_last(keys, order)
     if again.any():
         raise _duplicate(source, columns, order, int(np.flatnonzero(again)[0]))
     starts = np.flatnonzero(is_first)
-    IdIndex.of(by_key[starts], text).write(folder / KEYS)
+    write_keys(lambda: [hashes[order[starts]]], len(starts), text, folder)
+    if isinstance(keys, pa.Array):
+        write_column(keys.take(pa.array(order[starts])).cast(pa.large_binary()), folder / NAMES)
     np.save(folder / STARTS, np.append(starts, len(order)).astype(np.int64))
     np.save(folder / _ORDER, order)
     if times is not None:
@@ -346,20 +417,47 @@ def _select(whole: EntityTable, folder: Path) -> None:
     np.save(folder / _ORDER, order)
     np.save(folder / TIMES, whole.times[order])
     np.save(folder / STARTS, before[whole.starts])
-    shutil.copyfile(whole.folder / KEYS, folder / KEYS)
+    for name in (KEYS, NAMES, FIRST):
+        if (whole.folder / name).exists():
+            shutil.copyfile(whole.folder / name, folder / name)
     about = {"format": FORMAT, "text": whole.text, "zoned": whole.zoned, "columns": list(whole.names)}
     (folder / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 
-def _differ_from_last(keys: I64 | pa.Array, order: I64) -> Mask:
-    """[n], True for keys that differ from the one before, in an order."""
-    differ = np.zeros(len(order), np.bool_)
-    if isinstance(keys, pa.Array):
-        in_order = keys.take(pa.array(order))
-        differ[1:] = pc.not_equal(in_order[1:], in_order[:-1]).to_numpy(zero_copy_only=False)
-    else:
-        differ[1:] = keys[order][1:] != keys[order][:-1]
-    return differ
+def numbered(keys: I64 | pa.Array) -> tuple[U64, I64 | None]:
+    """The hash of each key; of strings also a number, which only equal keys share."""
+    if not isinstance(keys, pa.Array):
+        return hashes_of(keys), None
+    encoded = keys.cast(pa.large_binary()).dictionary_encode()
+    numbers = encoded.indices.to_numpy().astype(np.int64)
+    return hashes_of(encoded.dictionary)[numbers], numbers
+
+
+def first_of_keys(hashes: U64, numbers: I64 | None, order: I64) -> Mask:
+    """[n], True at the first version of each key, in an order by hash and number."""
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = hashes[order][1:] != hashes[order][:-1]
+    if numbers is not None:
+        is_first[1:] |= numbers[order][1:] != numbers[order][:-1]
+    return is_first
+
+
+def write_keys(chunks: Callable[[], Iterable[U64]], count: int, text: bool, folder: Path) -> None:
+    """Writes the index of the ascending hashes of keys, of which several may be equal."""
+    size = sum(len(hashes) for hashes, _ in _distinct(chunks())) if text else count
+    IdIndex.make((hashes for hashes, _ in _distinct(chunks())), size, text, folder / KEYS)
+    if size < count:
+        np.save(folder / FIRST, np.concatenate([*(first for _, first in _distinct(chunks())), np.array([count])]))
+
+
+def _distinct(chunks: Iterable[U64]) -> Iterator[tuple[U64, I64]]:
+    """The distinct hashes of each chunk, and the position of the first key of each."""
+    start, last = 0, np.empty(0, np.uint64)
+    for hashes in chunks:
+        before = np.append(last, hashes[:-1]) if len(last) else np.append(~hashes[:1], hashes[:-1])
+        first = np.flatnonzero(hashes != before[: len(hashes)])
+        yield hashes[first], start + first
+        start, last = start + len(hashes), hashes[-1:] if len(hashes) else last
 
 
 def _read(source: EntitySource, files: Sequence[Found], columns: list[str]) -> dict[str, pa.Array]:
@@ -468,9 +566,6 @@ def _duplicate(source: EntitySource, columns: dict[str, pa.Array], order: I64, p
     rows = sorted(order[position - 1 : position + 1].tolist())
     keys = [shown(columns[source.key], row) for row in rows]
     where = f"rows {rows[0]} and {rows[1]} of the table"
-    if keys[0] != keys[1]:
-        problem = f"the keys {keys[0]} and {keys[1]} have the same 64-bit hash"
-        return DataError(problem, file=source.path, column=source.key, fix="remove one of them")
     if source.valid_from is None:
         problem = f"a key is there twice, in {where}"
         fix = "keep one row per key, or set valid_from to the column with the time of each version"

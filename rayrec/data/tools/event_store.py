@@ -1,8 +1,8 @@
 """Builds a store of events: the index that `data.events` reads, from a log of any size in bounded memory.
 
 The rows of the log are divided by the hash of their key into parts on disk, which are then sorted one at a time by key
-and time (external sort). An interrupted build continues after the last complete file or part. To append, the events of
-the store are written into the parts first.
+and time (external sort); a part that is too large is first cut by key and time. An interrupted build continues after
+the last complete file or part. To append, the events of the store are written into the parts first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
+from rayrec.data.arrays.buffers import I64, U64, Mask
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping import entities as index
-from rayrec.data.mapping.id_index import IdIndex, hashes_of
+from rayrec.data.mapping.id_index import hashes_of
+from rayrec.storage.checksums import checksum
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.files import Found
@@ -34,8 +36,10 @@ from rayrec.storage.parquet import open_parquet
 
 _READ_ROWS = 1 << 18
 _STATE, _PARTS, _OUT = "state.json", "parts", "out"
-_MOST_PARTS = 512  # files that are open at a time
+_MOST_PARTS = 256  # each has two files, which are open at a time
 _SORT_COPIES = 4  # of a part in memory while it is sorted
+_NAME_BYTES = 32  # of a key that is a string, about
+_SAMPLE = 4096  # rows by which a part that is too large is cut
 
 
 class StoreSpec(NamedTuple):
@@ -122,12 +126,14 @@ class _Building:
         self.store, self.spec, self.files, self.earlier = store, spec, files, earlier
         self.folder = store.with_name(f"{store.name}.building")
         self.text, self.zoned, self.columns = _types(files, spec, earlier)
-        fields = [("hash", "<u8"), ("time", "<i8")]
+        fields = [("hash", "<u8"), ("time", "<i8"), *([("name", "<i8")] if self.text else [])]
         for number, column in enumerate(self.columns.values()):
             fields += [(f"v{number}", _stored_as(column)), (f"n{number}", "?")]
         self.dtype = np.dtype(fields)
         rows = sum(_rows(file) for file in files) + (0 if earlier is None else earlier.events)
-        parts = math.ceil(rows * self.dtype.itemsize * _SORT_COPIES / memory_bytes)
+        row_bytes = self.dtype.itemsize + (_NAME_BYTES if self.text else 0)
+        self.most_rows = max(1, memory_bytes // (_SORT_COPIES * row_bytes))  # that are sorted at a time
+        parts = math.ceil(rows / self.most_rows)
         self.bits = min(max(0, parts - 1).bit_length(), _MOST_PARTS.bit_length() - 1)
         digest = hashlib.sha256()
         for text in (repr(spec), repr(self.bits), *map(repr, files), "" if earlier is None else earlier.name):
@@ -152,7 +158,8 @@ class _Building:
         texts = {} if self.earlier is None else self.earlier.texts()
         return {
             "made_of": made_of, "files": 0, "merged": self.earlier is None, "parts": [0] * (1 << self.bits),
-            "sorted": 0, "events": 0, "keys": 0, "nulls": {}, "texts": texts,
+            "names": [(0, 0)] * (1 << self.bits), "name_bytes": 0, "sorted": 0, "events": 0,
+            "keys": 0, "nulls": {}, "texts": texts,
         }  # fmt: skip
 
     def _save(self) -> None:
@@ -166,41 +173,32 @@ class _Building:
         if self.state["sorted"]:
             return
         paths = [self.folder / _PARTS / f"{number:03d}" for number in range(1 << self.bits)]
-        for path, size in zip(paths, self.state["parts"], strict=True):
+        names = [path.with_suffix(".names") for path in paths]
+        sizes = [*self.state["parts"], *(size for size, _ in self.state["names"])]
+        for path, size in zip([*paths, *names], sizes, strict=True):
             path.touch()
             os.truncate(path, size)  # without the rows of a file that was not finished
         with ExitStack() as stack:
-            parts = [stack.enter_context(open(path, "ab")) for path in paths]
+            counts = [count for _, count in self.state["names"]]
+            files = [[stack.enter_context(open(path, "ab")) for path in of] for of in (paths, names)]
+            parts = _Parts(self.bits, files[0], files[1], counts)
             if not self.state["merged"]:
                 assert self.earlier is not None
-                for records in self.earlier.records(self.dtype):
-                    self._write(parts, records)
+                for records, keys in self.earlier.records(self.dtype):
+                    parts.write(records, keys)
                 self._divided(parts, merged=True)
             for number in range(self.state["files"], len(self.files)):
-                for records in self._records(self.files[number]):
-                    self._write(parts, records)
+                for records, keys in self._records(self.files[number]):
+                    parts.write(records, keys)
                 self._divided(parts, files=number + 1)
                 on_progress(f"read {number + 1:,} of {len(self.files):,} files")
 
-    def _write(self, parts: list[Any], records: npt.NDArray[np.void]) -> None:
-        if not self.bits:
-            records.tofile(parts[0])
-            return
-        number = (records["hash"] >> np.uint64(64 - self.bits)).astype(np.int64)
-        order = np.argsort(number, kind="stable")
-        ends = np.cumsum(np.bincount(number, minlength=len(parts))).tolist()
-        records = records[order]
-        for part, start, stop in zip(parts, [0, *ends], ends, strict=False):
-            records[start:stop].tofile(part)
-
-    def _divided(self, parts: list[Any], **changes: Any) -> None:
-        for part in parts:
-            part.flush()
-        self.state |= {**changes, "parts": [part.tell() for part in parts]}
+    def _divided(self, parts: _Parts, **changes: Any) -> None:
+        self.state |= {**changes, **parts.flushed()}
         self._save()
 
-    def _records(self, file: Found) -> Iterator[npt.NDArray[np.void]]:
-        """The rows of a file, a batch at a time."""
+    def _records(self, file: Found) -> Iterator[tuple[npt.NDArray[np.void], pa.Array | None]]:
+        """The rows of a file with their keys, a batch at a time."""
         spec = self.spec
         source = index.EntitySource(file.uri, spec.key, spec.time, spec.unit, True)
         names = list(dict.fromkeys([spec.key, spec.time, *self.columns]))
@@ -215,13 +213,15 @@ class _Building:
                 if (text, zoned) != (self.text, self.zoned):
                     problem = "keys are integers or strings in all files, and times have a time zone in all or in none"
                     raise DataError(problem, file=file.uri, fix="convert the file")
-                records["hash"], records["time"] = hashes_of(keys), times
+                records["time"] = times
+                if not isinstance(keys, pa.Array):
+                    records["hash"] = hashes_of(keys)
                 for number, name in enumerate(self.columns):
                     try:
                         self._fill(records, number, name, arrays[name])
                     except DataError as error:
                         raise error.at(file.uri, None, None) from error
-                yield records
+                yield records, keys if isinstance(keys, pa.Array) else None
 
     def _fill(self, records: npt.NDArray[np.void], number: int, name: str, array: pa.Array) -> None:
         column = self.columns[name]
@@ -246,53 +246,102 @@ class _Building:
 
     def sort(self, on_progress: Callable[[str], None]) -> None:
         """Appends the parts to the output, each sorted by hash and time."""
-        names = [
-            "hashes",
-            "lengths",
-            "times",
-            *(f"{kind}{number}" for number in range(len(self.columns)) for kind in "vn"),
-        ]
+        columns = [f"{kind}{number}" for number in range(len(self.columns)) for kind in "vn"]
+        of_keys = ["hashes", "lengths", *(["name_lengths"] if self.text else [])]
         keys, events = self.state["keys"], self.state["events"]
-        paths = {name: self.folder / _OUT / name for name in names}
-        widths = {"hashes": 8, "lengths": 8, "times": 8} | {
-            name: self.dtype[name].itemsize for name in names if name[0] in "vn"
-        }
+        sizes = dict.fromkeys(of_keys, 8 * keys) | {"times": 8 * events, "name_bytes": self.state["name_bytes"]}
+        sizes |= {name: self.dtype[name].itemsize * events for name in columns}
+        paths = {name: self.folder / _OUT / name for name in sizes}
         for name, path in paths.items():
             path.touch()
-            os.truncate(path, widths[name] * (keys if name in ("hashes", "lengths") else events))
+            os.truncate(path, sizes[name])
         for number in range(self.state["sorted"], 1 << self.bits):
-            records = np.fromfile(self.folder / _PARTS / f"{number:03d}", self.dtype)
-            order = np.lexsort((records["time"], records["hash"]))
-            hashes = records["hash"][order]
-            is_first = np.ones(len(hashes), np.bool_)
-            is_first[1:] = hashes[1:] != hashes[:-1]
-            starts = np.flatnonzero(is_first)
-            output = {"hashes": hashes[starts], "lengths": np.diff(np.append(starts, len(hashes)))}
-            output |= {"times": records["time"][order]}
-            output |= {name: records[name][order] for name in names if name[0] in "vn"}
-            for column, name in enumerate(self.columns):
-                self.state["nulls"][name] = self.state["nulls"].get(name, 0) + int(records[f"n{column}"].sum())
-            for name, values in output.items():
-                with open(paths[name], "ab") as file:
-                    values.tofile(file)
-            keys, events = keys + len(starts), events + len(hashes)
+            texts = self._names(number) if self.text else None
+            ids = None if texts is None else texts.dictionary_encode().indices.to_numpy().astype(np.int64)
+            last = None  # the key that the piece before ends with
+            for records in self._pieces(number, ids):
+                hashes, of_key = records["hash"], None if ids is None else ids[records["name"]]
+                order = np.lexsort([array for array in (records["time"], of_key, hashes) if array is not None])
+                starts = np.flatnonzero(index.first_of_keys(hashes, of_key, order))
+                lengths, key = np.diff(np.append(starts, len(order))), hashes if of_key is None else of_key
+                again = int(last is not None and last == key[order[0]])
+                if again:
+                    _add_to_last(paths["lengths"], int(lengths[0]))
+                last, first = key[order[-1]], order[starts[again:]]
+                output = {"hashes": hashes[first], "lengths": lengths[again:], "times": records["time"][order]}
+                output |= {name: records[name][order] for name in columns}
+                if texts is not None:
+                    output |= _raw_texts(texts.take(pa.array(records["name"][first])))
+                    self.state["name_bytes"] += len(output["name_bytes"])
+                for column, name in enumerate(self.columns):
+                    self.state["nulls"][name] = self.state["nulls"].get(name, 0) + int(records[f"n{column}"].sum())
+                for name, values in output.items():
+                    with open(paths[name], "ab") as file:
+                        values.tofile(file)
+                keys, events = keys + len(first), events + len(order)
             self.state |= {"sorted": number + 1, "keys": keys, "events": events}
             self._save()
             on_progress(f"sorted {number + 1:,} of {1 << self.bits:,} parts")
+
+    def _pieces(self, number: int, ids: I64 | None) -> Iterator[npt.NDArray[np.void]]:
+        """The rows of a part, in pieces that fit the memory: each has later keys and times than the one before.
+
+        A part is too large if a key has many events. Events of one key and time are always in the same piece.
+
+        Args:
+            ids: of each name of the part, a number that equal names share.
+        """
+        path, rows = self.folder / _PARTS / f"{number:03d}", self.state["parts"][number] // self.dtype.itemsize
+        count = math.ceil(rows / self.most_rows)
+        if count <= 1:
+            if rows:
+                yield np.fromfile(path, self.dtype, rows)
+            return
+        count = 2 * count  # because the cuts are those of a sample
+        sample = np.concatenate([chunk[:: max(1, rows // _SAMPLE)].copy() for chunk in self._chunks(path, rows)])
+        columns = _order_of(sample, ids)
+        cuts = np.lexsort(columns[::-1])[np.arange(1, count) * len(sample) // count]
+        paths = [path.with_suffix(f".{piece}") for piece in range(count)]
+        with ExitStack() as stack:
+            pieces = [stack.enter_context(open(path, "wb")) for path in paths]
+            for chunk in self._chunks(path, rows):
+                piece = np.zeros(len(chunk), np.int64)
+                for cut in cuts:
+                    piece += _not_before(_order_of(chunk, ids), [column[cut] for column in columns])
+                for to, of in zip(pieces, range(count), strict=True):
+                    chunk[piece == of].tofile(to)
+        for path in paths:
+            if path.stat().st_size:
+                yield np.fromfile(path, self.dtype)
+            path.unlink()
+
+    def _chunks(self, path: Path, rows: int) -> Iterator[npt.NDArray[np.void]]:
+        with open(path, "rb") as file:
+            for start in range(0, rows, self.most_rows):
+                yield np.fromfile(file, self.dtype, min(self.most_rows, rows - start))
+
+    def _names(self, number: int) -> pa.Array:
+        """The keys that the rows of a part name."""
+        chunks, (size, _) = [pa.array([], pa.large_binary())], self.state["names"][number]
+        with open(self.folder / _PARTS / f"{number:03d}.names", "rb") as file:
+            while file.tell() < size:
+                (count,) = np.fromfile(file, np.int64, 1)
+                offsets = np.append(0, np.cumsum(np.fromfile(file, np.int64, count)))
+                buffers = [None, pa.py_buffer(offsets), pa.py_buffer(file.read(offsets[-1]))]
+                chunks.append(pa.Array.from_buffers(pa.large_binary(), count, buffers))
+        return pa.concat_arrays(chunks)
 
     def finish(self) -> Stored:
         """Writes the index and puts it in the place of the store."""
         out, done, events = self.folder / _OUT, self.folder / "done", self.state["events"]
         shutil.rmtree(done, ignore_errors=True)
         (done / index.COLUMNS).mkdir(parents=True)
-        lengths = np.fromfile(out / "lengths", np.int64)
-        np.save(done / index.STARTS, np.append(0, np.cumsum(lengths)).astype(np.int64))
-        times = np.lib.format.open_memmap(done / index.TIMES, "w+", np.int64, (events,))
-        for start, values in _chunks(out / "times", np.dtype(np.int64)):
-            times[start : start + len(values)] = values
-        times.flush()
-        hashes = (values for _, values in _chunks(out / "hashes", np.dtype(np.uint64)))
-        IdIndex.make(hashes, self.state["keys"], self.text, done / index.KEYS)
+        keys = self.state["keys"]
+        _save_npy(done / index.STARTS, keys + 1, _offsets(out / "lengths"))
+        _save_npy(done / index.TIMES, events, _values(out / "times", np.int64))
+        index.write_keys(lambda: _values(out / "hashes", np.uint64), keys, self.text, done)
+        if self.text:
+            self._write_names(done)
         for number, (name, column) in enumerate(self.columns.items()):
             self._write_column(number, name, column, done)
         about: dict[str, Any] = {
@@ -302,6 +351,8 @@ class _Building:
             "columns": list(self.columns),
         }
         about |= {"store": self.state["made_of"], "unit": self.spec.unit, "key": self.spec.key, "time": self.spec.time}
+        files = sorted(file for file in done.rglob("*") if file.is_file())
+        about["files"] = {str(file.relative_to(done)): (file.stat().st_size, checksum(file)) for file in files}
         (done / index.ABOUT).write_text(json.dumps(about), encoding="utf-8")
         size = sum(file.stat().st_size for file in done.rglob("*") if file.is_file())
         added = events - (0 if self.earlier is None else self.earlier.events)
@@ -311,6 +362,16 @@ class _Building:
         shutil.rmtree(self.store.with_name(f"{self.store.name}.earlier"), ignore_errors=True)
         shutil.rmtree(self.folder)
         return Stored(events, self.state["keys"], added, size)
+
+    def _write_names(self, done: Path) -> None:
+        """Writes the keys from mapped files, as columns."""
+        out = self.folder / _OUT
+        with open(out / "name_offsets", "wb") as file:
+            for offsets in _offsets(out / "name_lengths"):
+                offsets.tofile(file)
+        buffers = [None, _buffer(out / "name_offsets"), _buffer(out / "name_bytes")]
+        names = pa.Array.from_buffers(pa.large_binary(), self.state["keys"], buffers)
+        index.write_column(names, done / index.NAMES)
 
     def _write_column(self, number: int, name: str, column: _Column, done: Path) -> None:
         """Writes a column as one batch from mapped files, in which it is not copied to memory."""
@@ -353,6 +414,83 @@ class _Building:
         return _Raw(path, pa.from_numpy_dtype(target))
 
 
+class _Parts:
+    """The files of all parts: rows, and the keys that are strings.
+
+    A file of keys has, for each batch of rows that has rows in its part, the number of keys, their lengths, and their
+    bytes. A row has the number of its key in the file.
+    """
+
+    def __init__(self, bits: int, rows: Sequence[BinaryIO], names: Sequence[BinaryIO], counts: list[int]) -> None:
+        self._bits, self._rows, self._names, self._counts = bits, rows, names, counts
+
+    def write(self, records: npt.NDArray[np.void], keys: pa.Array | None) -> None:
+        """Appends rows to their parts; their hash is set unless `keys` has their keys."""
+        if keys is not None:
+            encoded = keys.cast(pa.large_binary()).dictionary_encode()
+            of_row, hashes = encoded.indices.to_numpy(), hashes_of(encoded.dictionary)
+            names = np.empty(len(hashes), np.int64)
+            for part, chosen in self._divided(hashes):
+                names[chosen] = self._counts[part] + np.arange(len(chosen))
+                texts = _raw_texts(encoded.dictionary.take(pa.array(chosen)))
+                for values in (np.array([len(chosen)]), texts["name_lengths"], texts["name_bytes"]):
+                    values.tofile(self._names[part])
+                self._counts[part] += len(chosen)
+            records["hash"], records["name"] = hashes[of_row], names[of_row]
+        for part, chosen in self._divided(records["hash"]):
+            records[chosen].tofile(self._rows[part])
+
+    def flushed(self) -> dict[str, Any]:
+        """What the state says of the files."""
+        for file in (*self._rows, *self._names):
+            file.flush()
+        names = [(file.tell(), count) for file, count in zip(self._names, self._counts, strict=True)]
+        return {"parts": [file.tell() for file in self._rows], "names": names}
+
+    def _divided(self, hashes: U64) -> Iterator[tuple[int, I64]]:
+        """Parts, and the positions of their hashes."""
+        if not self._bits:
+            yield 0, np.arange(len(hashes))
+            return
+        part = (hashes >> np.uint64(64 - self._bits)).astype(np.int64)
+        order = np.argsort(part, kind="stable")
+        ends = np.cumsum(np.bincount(part, minlength=len(self._rows))).tolist()
+        for number, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)):
+            if start < stop:
+                yield number, order[start:stop]
+
+
+def _order_of(records: npt.NDArray[np.void], ids: I64 | None) -> list[npt.NDArray[Any]]:
+    """What rows are sorted by, the first first."""
+    return [records["hash"], *([] if ids is None else [ids[records["name"]]]), records["time"]]
+
+
+def _not_before(columns: list[npt.NDArray[Any]], cut: list[Any]) -> Mask:
+    """[n], whether rows come at or after a cut."""
+    after, equal = np.zeros(len(columns[0]), np.bool_), np.ones(len(columns[0]), np.bool_)
+    for column, value in zip(columns, cut, strict=True):
+        after |= equal & (column > value)
+        equal &= column == value
+    return after | equal
+
+
+def _add_to_last(path: Path, count: int) -> None:
+    """Adds to the last int64 of a file."""
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        (value,) = np.fromfile(file, np.int64, 1)
+        file.seek(-8, os.SEEK_END)
+        (value + np.array([count])).tofile(file)
+
+
+def _raw_texts(texts: pa.Array) -> dict[str, npt.NDArray[Any]]:
+    """Lengths and bytes of large binaries."""
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    values = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]] if len(texts) and data else np.empty(0, np.uint8)
+    return {"name_lengths": np.diff(bounds), "name_bytes": values}
+
+
 class _Raw(NamedTuple):
     path: Path
     kind: pa.DataType
@@ -370,19 +508,23 @@ class _Earlier:
                 file=str(store),
                 fix="name the same columns in the same order, or make another store",
             )
+        index.check_store(store)
         self.name, self.text, self.zoned, self.spec = about["store"], about["text"], about["zoned"], spec
         source = index.EntitySource(str(store), spec.key, spec.time, spec.unit, True)
         self.table = index.EntityTable.of(source, store)
         assert self.table.times is not None
         self.events = len(self.table.times)
+        if self.text and self.table.key_names is None:
+            problem = "the store is of an earlier version of rayrec and lacks the texts of its keys"
+            raise DataError(problem, file=str(store), fix="build it again from all files")
 
     def texts(self) -> dict[str, list[str]]:
         columns = {name: self.table.column(name) for name in self.spec.columns}
         return {name: array.dictionary.to_pylist() for name, array in columns.items() if pat.is_dictionary(array.type)}
 
-    def records(self, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[np.void]]:
-        """The events by key and time, a batch at a time."""
-        starts, times = np.asarray(self.table.starts), self.table.times
+    def records(self, dtype: np.dtype[Any]) -> Iterator[tuple[npt.NDArray[np.void], pa.Array | None]]:
+        """The events by key and time with their keys, a batch at a time."""
+        starts, times, names = np.asarray(self.table.starts), self.table.times, self.table.key_names
         hashes = np.empty(self.table.keys.size, np.uint64)
         known = self.table.keys.positions < self.table.keys.size
         hashes[self.table.keys.positions[known]] = self.table.keys.hashes[known]
@@ -391,7 +533,9 @@ class _Earlier:
             stop = min(start + _READ_ROWS, self.events)
             records = np.zeros(stop - start, dtype)
             key = np.searchsorted(starts, np.arange(start, stop), side="right") - 1
-            records["hash"], records["time"] = hashes[key], times[start:stop]
+            records["time"] = times[start:stop]
+            if names is None:
+                records["hash"] = hashes[key]
             for number, name in enumerate(self.spec.columns):
                 array = self.table.column(name).slice(start, stop - start)
                 records[f"n{number}"] = array.is_null().to_numpy(zero_copy_only=False)
@@ -400,7 +544,7 @@ class _Earlier:
                     values = values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
                 empty = False if pat.is_boolean(values.type) else 0
                 records[f"v{number}"] = values.fill_null(empty).to_numpy(zero_copy_only=False)
-            yield records
+            yield records, None if names is None else names.take(pa.array(key))
 
 
 def _restore(store: Path) -> None:
@@ -476,6 +620,29 @@ def _chunks(path: Path, dtype: np.dtype[Any], count: int = 1 << 22) -> Iterator[
         while len(values := np.fromfile(file, dtype, count)):
             yield start, values
             start += len(values)
+
+
+def _values(path: Path, kind: type[Any]) -> Iterator[npt.NDArray[Any]]:
+    for _, values in _chunks(path, np.dtype(kind)):
+        yield values
+
+
+def _offsets(lengths: Path) -> Iterator[I64]:
+    """0 and the running sums of the lengths of a file."""
+    last = np.zeros(1, np.int64)
+    yield last
+    for values in _values(lengths, np.int64):
+        yield last[-1:] + np.cumsum(values)
+        last = last + values.sum()
+
+
+def _save_npy(path: Path, count: int, chunks: Iterable[I64]) -> None:
+    """As `np.save` of the chunks together."""
+    with open(path, "wb") as file:
+        head = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, head)
+        for values in chunks:
+            values.tofile(file)
 
 
 def _buffer(path: Path) -> pa.Buffer:

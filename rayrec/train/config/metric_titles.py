@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 TITLES = {
     "auc": "AUC",
     "gauc": "GAUC",
@@ -19,3 +23,9 @@ TITLES = {
     "r2": "R²",
 }
 SHORT_TITLES = TITLES | {"ne": "NE", "recall@10": "HR@10"}
+
+
+def cutoff(figures: Mapping[str, Any]) -> int:
+    """The k that stands for the metrics of a retriever: 10, or else the smallest of `trainer.ranking.ks`."""
+    ks = [int(name.removeprefix("ndcg@")) for name in figures if re.fullmatch(r"ndcg@\d+", name)]
+    return 10 if 10 in ks or not ks else min(ks)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec._runtime.debug import debugging
-from rayrec.train.config.metric_titles import SHORT_TITLES
+from rayrec.train.config.metric_titles import SHORT_TITLES, cutoff
 from rayrec.train.terminal import format_metric, host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, replace_unencodable, tolerated
 
@@ -127,8 +127,9 @@ class Display:
         evaluation = result["eval"] or {}
         by_task = evaluation.get("tasks", {})
         tasks = {f", {name}": scores for name, scores in by_task.items()} or {"": evaluation}
+        k = cutoff(evaluation)
         rows = [
-            *(_scores(tasks, "mrr", "recall@10", "ndcg@10") or _scores(tasks, "auc", "ne")),
+            *(_scores(tasks, "mrr", f"recall@{k}", f"ndcg@{k}") or _scores(tasks, "auc", "ne")),
             *_scores(tasks, "rmse", "r2"),
             ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
             ("workers", str(result["world_size"])),
@@ -170,7 +171,7 @@ def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[s
     """Lines of the summary: each metric for each label that has it; a dash if there was no evaluation."""
     rows = {label: scores for label, scores in tasks.items() if names[0] in scores or (not scores and "ne" in names)}
     return [
-        (f"evaluation {SHORT_TITLES[name]}{label}", format_metric(scores.get(name)))
+        (f"evaluation {SHORT_TITLES.get(name, name)}{label}", format_metric(scores.get(name)))
         for name in names
         for label, scores in rows.items()
     ]
@@ -184,8 +185,9 @@ def _quality(scores: Mapping[str, Any]) -> str:
         return f"RMSE {text['rmse']}  MAE {text['mae']}  R² {text['r2']}"
     if "mrr" in scores:
         unseen = ", without seen items" if "mrr/unseen" in scores else ""
-        popular = f"; popularity {format_metric(scores['popularity']['recall@10'])}" if "popularity" in scores else ""
-        return f"HR@10 {text['recall@10']}{popular}  NDCG@10 {text['ndcg@10']} of all items{unseen}"
+        k = cutoff(scores)
+        popular = f"; popularity {format_metric(scores['popularity'][f'recall@{k}'])}" if "popularity" in scores else ""
+        return f"HR@{k} {text[f'recall@{k}']}{popular}  NDCG@{k} {text[f'ndcg@{k}']} of all items{unseen}"
     grouped = f"GAUC {text['gauc']}  " if "gauc" in scores else ""
     calibration = format_metric(scores["calibration"], 3)
     error = f" (±{scores['auc_error']:.3f})" if "auc_error" in scores else ""

@@ -9,6 +9,7 @@ from html import escape
 
 from markupsafe import Markup
 
+from rayrec.train.config.metric_titles import cutoff
 from rayrec.train.report.plan import lookups_section, memory_section, plan_section, time_section
 from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, points_of, task_names
 from rayrec.train.report.svg import Chart, Mark, evenly, svg_chart
@@ -16,7 +17,6 @@ from rayrec.train.report.tables import (
     by_time_table,
     by_value_table,
     count_text,
-    cutoff,
     dynamic_ids_table,
     epoch_text,
     evaluations_table,

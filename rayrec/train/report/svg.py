@@ -44,6 +44,7 @@ class Chart:
         smooth: draw the curve faint and its moving average bold.
         reference: a value and its label; drawn only near the data.
         low, high: ends of the value axis; default: from the data.
+        bars: step, low and high end of error bars.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Chart:
     low: float | None = None
     high: float | None = None
     colour: str = "train"
+    bars: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ def _value_range(chart: Chart, curve: Points, trend: Points) -> tuple[float, flo
     noise = sorted(value for _, value in [*curve, *chart.undone])
     cut = len(noise) // 50
     seen = [*noise[cut : len(noise) - cut], *(v for _, v in trend[len(trend) // 50 :]), *(v for _, v in chart.dots)]
+    seen += [value for _, *ends in chart.bars for value in ends]
     low, high = min(seen), max(seen)
     if chart.reference and low - (high - low) / 2 <= chart.reference[0] <= high + (high - low) / 2:
         low, high = min(low, chart.reference[0]), max(high, chart.reference[0])

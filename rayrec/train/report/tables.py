@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from rayrec.train.config.metric_titles import TITLES
+from rayrec.train.config.metric_titles import TITLES, cutoff
 from rayrec.train.report.run import Line, history, number, of_task, task_names
 from rayrec.train.report.svg import reliability_diagrams
 from rayrec.train.report.templates import Column, table
@@ -124,12 +123,6 @@ def _goodness(line: Line) -> float:
     if "rmse" in line:
         return -(number(line, "rmse") or 0.0)
     return number(line, f"ndcg@{cutoff(line)}" if "mrr" in line else "auc") or 0.0
-
-
-def cutoff(line: Line) -> int:
-    """The k that stands for the metrics of a retriever: 10, or else the smallest of `trainer.ranking.ks`."""
-    ks = [int(name.removeprefix("ndcg@")) for name in line if re.fullmatch(r"ndcg@\d+", name)]
-    return 10 if 10 in ks or not ks else min(ks)
 
 
 def _titles(lines: Sequence[Line]) -> dict[str, str]:
