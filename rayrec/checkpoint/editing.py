@@ -56,6 +56,7 @@ def edited(store: CheckpointStore, checkpoint: Checkpoint, edit: Edit, notify: C
                 checkpoint.manifest,
                 attempt=attempt.number,
                 time=time.time(),
+                link=None,
                 index_size=len(index),
                 index_sha256=sha256(index),
             )
