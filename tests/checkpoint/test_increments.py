@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore, DamagedCheckpointError, Saving, Started
+from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
@@ -276,3 +277,22 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
     store.track_changes(other)
     store.load(newest, other, other_dense)
     assert store.save_increment(8, other, other_dense, Saving()) is Started.FULL_IS_DUE
+
+
+def test_rectangles_of_a_chain_are_parts_of_its_tensors(tmp_path: Path) -> None:
+    """Rectangles that cut the changed rows and columns of the writers in any way."""
+    _, _, store = run_alone(tmp_path)
+    newest = store.latest()
+    assert newest is not None
+    with store.reader(newest) as reader:
+        key = next(key for key in reader.index.tensors if key.startswith("table/") and key.endswith(".a"))
+        whole = reader.tensor(key)
+        for rows, columns in (
+            (slice(0, 1), slice(3, 4)),
+            (slice(17, 4001), slice(0, 5)),
+            (slice(4001, 9001), slice(5, 12)),
+        ):
+            part = torch.zeros_like(whole[rows, columns])
+            reader.fill({key: Rectangles(whole.shape, [Rectangle((rows.start, columns.start), part)])})
+            assert torch.equal(part, whole[rows, columns])
+            assert torch.equal(reader.tensor(key, rows), whole[rows])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run as run_command
 from rayrec.inference import ExportError, ExportOptions, ExportStore, Model, apply_deltas, read_delta, write_delta
 from rayrec.train import export_run, parse_config
@@ -149,3 +152,24 @@ def test_a_run_is_published_as_a_full_export_then_as_deltas(
     store = ExportStore(out)
     made = store.open(store.newest()).folder
     assert Model(made).index.origin["step"] == 10 and same_files(made, chain[0][2])
+
+
+def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    store = CheckpointStore(copy / "checkpoints")
+    before = {one.step: one for one in store.all()}
+    with store.reader(before[8]) as reader:
+        expected = {key: reader.tensor(key) for key in reader.index.tensors}
+    time = datetime.fromtimestamp(before[8].manifest.time + 1e-3, UTC).isoformat()
+    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    assert "rewound from step 10 to step 8" in capsys.readouterr().out
+    newest = store.latest()
+    assert newest is not None and newest.step == 8 and newest.name not in {one.name for one in before.values()}
+    assert newest.extra == before[8].extra and newest.manifest.time == before[8].manifest.time
+    with store.reader(newest) as reader:
+        assert all(torch.equal(reader.tensor(key), tensor) for key, tensor in expected.items())
+    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    assert "is of that time already" in capsys.readouterr().out
+    assert run_command(["rewind", str(copy), "--to", "2001-01-01"]) != 0
+    assert "no checkpoint of 2001-01-01T00:00:00+00:00 or before" in capsys.readouterr().err
