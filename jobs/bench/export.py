@@ -27,8 +27,8 @@ from harness import arguments, machine, print_json
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.format import INDEX, Index
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
-from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.checkpoint.store import folder_name
+from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.checkpoint.writer import Item, write
 from rayrec.distributed.plan.cuts import by_cols, by_rows, whole
 from rayrec.distributed.plan.shards import Shard

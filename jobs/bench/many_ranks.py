@@ -201,7 +201,7 @@ def _save(root: Any, rank: int, ranks: int) -> Save:
         work=Work([Item(f"dense/{rank}", (256,), (0,), torch.full((256,), float(rank)))], keys),
         manifest=Manifest(step=1, attempt=1, time=0.0, world_size=ranks, iteration=0, plan={}, mapping=None, extra={}),
         may_commit=lambda: None,
-        committed=lambda: None,
+        committed=lambda _: None,
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayrec.checkpoint.manifest import Checkpoint, newer_damaged
     from rayrec.checkpoint.retention import Best
     from rayrec.checkpoint.saving import Outcome
-    from rayrec.checkpoint.store import CheckpointStore, Saving
+    from rayrec.checkpoint.store import CheckpointStore, Saving, Started
 
 __getattr__ = lazy_names(__name__)
 
@@ -35,6 +35,7 @@ __all__ = [
     "Outcome",
     "RemovedCheckpointError",
     "Saving",
+    "Started",
     "TakenOverError",
     "newer_damaged",
     "no_whole",

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_serializer, field_validator
 
+from rayrec._runtime.interval import IntervalField
 from rayrec._runtime.strict import Section
 
 
@@ -30,6 +31,12 @@ class KeepBestConfig(Section):
     count: int = Field(default=1, ge=1, description="number of best checkpoints to keep")
 
 
+class IncrementsConfig(Section):
+    """Checkpoints between the full ones, of only what changed since the one before: small, so they can be frequent."""
+
+    every: IntervalField = Field(description="interval between increments: steps, or a duration such as `60s`")
+
+
 class StorageConfig(Section):
     """Where a run is stored."""
 
@@ -39,6 +46,9 @@ class StorageConfig(Section):
     keep_best: KeepBestConfig | None = None
     """also keep the best checkpoints; a metric alone is short for `{metric: …}`; saves a checkpoint at each
     evaluation"""
+    increments: IncrementsConfig | None = None
+    """also save what changed since the last checkpoint, e.g. `{every: 60s}`; a run resumes from the newest increment; a
+    full checkpoint comes instead where the increments since the last one have half of its bytes"""
     background: bool = True
     """write checkpoints in the background: copy them to host memory if it suffices (on CPUs, one fortieth per rank)
     while training continues; `false`: training waits for each write"""

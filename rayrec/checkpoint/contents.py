@@ -276,8 +276,10 @@ def _rows_to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Recta
 
 
 def _merge(target: torch.Tensor, units: torch.Tensor, widths: torch.Tensor) -> None:
-    """Average the units `[rows, units]` that a shard covers into its state `[rows]`."""
-    target.copy_((units * widths).sum(1) / widths.sum())
+    """Average the units `[rows, units]` that a shard covers into its state `[rows]`. A state that was saved from this
+    shard comes back as it was."""
+    first = units[:, 0]
+    target.copy_(torch.where((units == units[:, :1]).all(1), first, (units * widths).sum(1) / widths.sum()))
 
 
 def _rows_to_load(

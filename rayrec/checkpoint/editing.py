@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ Edit = Callable[[str, slice, torch.Tensor], object]
 
 
 def edited(store: CheckpointStore, checkpoint: Checkpoint, edit: Edit, notify: Callable[[str], object]) -> Checkpoint:
-    """Commits a changed copy of a checkpoint, at the same step, as a new attempt of its run.
+    """Commits a changed copy of a checkpoint, of the same step and time, as a new attempt of its run.
 
     Args:
         notify: called with a line when another process may hold the checkpoints.
@@ -55,7 +54,7 @@ def edited(store: CheckpointStore, checkpoint: Checkpoint, edit: Edit, notify: C
             manifest = replace(
                 checkpoint.manifest,
                 attempt=attempt.number,
-                time=time.time(),
+                link=None,
                 index_size=len(index),
                 index_sha256=sha256(index),
             )

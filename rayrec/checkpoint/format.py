@@ -26,6 +26,7 @@ from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValid
 VERSION = 1
 INDEX = "index.json"
 PARTS = "parts"  # folder, during a save
+ROWS, VALUES, NONZERO = "rows", "values", "nonzero"  # what an increment does not have whole
 BLOCK_BYTES = 4 << 20
 _DATA_FILE = re.compile(r"data-\d{5,}\.safetensors")
 
@@ -79,6 +80,11 @@ def data_file(rank: int) -> str:
 def part_file(rank: int) -> str:
     """Name of a rank's part of the index, until rank 0 merges them."""
     return f"part-{rank:05d}.json"
+
+
+def without_rows(keys: Iterable[str]) -> set[str]:
+    """The keys of whole tensors."""
+    return {key for key in keys if not key.startswith((f"{ROWS}/", f"{VALUES}/", f"{NONZERO}/"))}
 
 
 def _dtype(name: object) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
@@ -17,6 +17,21 @@ VERSION = 2
 
 IdMapping = Mapping[str, Mapping[str, Any]]
 """The rule that maps ids to rows, by feature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The place of an increment in its chain.
+
+    Args:
+        parent: folder of the checkpoint, full or an increment, whose changes this one has.
+        parent_sha256: `index_sha256` of the parent.
+        sequence: number of increments since the full checkpoint, this one included.
+    """
+
+    parent: str
+    parent_sha256: str
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,7 @@ class Manifest:
         mapping: rule that maps ids to rows, by feature; None: unknown.
         extra: JSON of the caller.
         index_size, index_sha256: size and checksum of the index, set when the index is written.
+        link: of an increment, which has only what changed since its parent; None for a full checkpoint.
     """
 
     step: int
@@ -47,9 +63,13 @@ class Manifest:
     updates: dict[str, int] = field(default_factory=dict)
     index_size: int = 0
     index_sha256: str = ""
+    link: Link | None = None
 
     def to_json(self) -> bytes:
         raw = {"version": VERSION, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        del raw["link"]  # earlier versions of rayrec read full checkpoints, which do not have it
+        if self.link is not None:
+            raw["link"] = asdict(self.link)
         return json.dumps({**raw, "checksum": _checksum(raw)}, indent=1).encode()
 
     @classmethod
@@ -71,7 +91,8 @@ class Manifest:
             raise ValueError("its text does not match its checksum")
         del raw["version"]
         try:
-            return cls(**raw)
+            link = raw.pop("link", None)
+            return cls(**raw, link=None if link is None else Link(**link))
         except TypeError as error:
             raise ValueError(f"its fields are wrong ({error})") from error
 

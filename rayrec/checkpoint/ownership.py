@@ -40,7 +40,7 @@ SHOWN_WITHIN_S = 60.0  # other nodes see a new file; NFS clients cache listings 
 STALE_S = 1800.0
 
 _ATTEMPT_FILE = "attempt.json"
-_FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
+_FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?(?:\.increment-(\d{8,})-(\d{4,}))?")
 _tokens_here: set[str] = set()  # of launches in this process
 
 
@@ -346,7 +346,24 @@ def order_of(name: str) -> tuple[int, int] | None:
     Steps alone do not order checkpoints: after damage, an attempt may resume from an older step.
     """
     match = _FOLDER_NAME.fullmatch(name)
-    return (int(match[2] or 0), int(match[1])) if match else None
+    if match is None:
+        return None
+    step, attempt = (match[1], match[2]) if match[3] is None else (match[3], match[4])
+    return int(attempt or 0), int(step)
+
+
+def increment_name(base: str, step: int, attempt: int) -> str:
+    """Name of an increment's folder.
+
+    Args:
+        base: folder of the full checkpoint at the start of its chain.
+    """
+    return f"{base}.increment-{step:08d}-{attempt:04d}"
+
+
+def base_of(name: str) -> str:
+    """The folder of the full checkpoint at the start of the chain of an increment; `name` itself otherwise."""
+    return name.partition(".increment-")[0]
 
 
 def _check_launch(root: Folder, launch: Launch, within_s: float) -> None:

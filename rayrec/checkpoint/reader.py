@@ -6,19 +6,17 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rayrec.checkpoint.contents import DENSE, MAP, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.format import BLOCK_BYTES, INDEX, Index, Piece
-from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
-from rayrec.storage.folder import Folder, Source, open_folder
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.storage.folder import Folder, Source
 from rayrec.storage.parallel import in_threads
 
 if TYPE_CHECKING:
@@ -98,6 +96,20 @@ class Reader:
             reads.append((piece.file, (high - low) * piece.row_bytes(saved.dtype.itemsize), read))
         self._read_all(reads)
         return result
+
+    def borrow(self, key: str, rows: slice) -> torch.Tensor:
+        """Rows of a tensor of one rectangle, in a buffer that the next read of this thread overwrites."""
+        saved = self.index.tensors[key]
+        (piece,) = saved.pieces
+        low = rows.start - rows.start % piece.block_rows
+        high = min(piece.rows, -(-rows.stop // piece.block_rows) * piece.block_rows)
+        data = self._bytes(key, piece, low, high, piece.row_bytes(saved.dtype.itemsize)).view(saved.dtype)
+        return data.view(high - low, *piece.sizes[1:])[rows.start - low : rows.stop - low]
+
+    def open_files(self) -> None:
+        """Open all data files, so that threads may read tensors."""
+        for _ in in_threads(self._source, self.index.files, _SMALL_READS if self.folder.remote else 1):
+            pass
 
     def _read_all(self, reads: Sequence[tuple[str, int, Callable[[], None]]]) -> None:
         """Run functions that each read a part of a file, in order; in threads if every request has a high latency.
@@ -187,7 +199,8 @@ class Reader:
             into = buffer[:nbytes]
         view, source = into.numpy().data, self._source(piece.file)
         step = high - low if self.folder.remote else piece.block_rows
-        checked: list[tuple[int, int, Future[int] | None]] = []
+        checked: list[tuple[int, int, Callable[[], int] | None]] = []
+        small = high - low <= piece.block_rows and not self.folder.remote  # then handing it to a thread takes longer
         for begin in range(low, high, step):
             end = min(high, begin + step)
             chunk = view[(begin - low) * row_bytes : (end - low) * row_bytes]
@@ -196,14 +209,15 @@ class Reader:
                 stop = min(end, start + piece.block_rows)
                 block = chunk[(start - begin) * row_bytes : (stop - begin) * row_bytes]
                 complete = (stop - begin) * row_bytes <= read
-                checked.append((start, stop, self._checks.submit(zlib.crc32, block) if complete else None))
-            if direct:
+                crc32 = partial(zlib.crc32, block) if small else self._checks.submit(zlib.crc32, block).result
+                checked.append((start, stop, crc32 if complete else None))
+            if direct and not small:
                 source.forget(piece.begin + begin * row_bytes, read)
         damages = []
         for start, stop, checksum in checked:
             if checksum is None:
                 damages.append(self._damage(key, piece, start, stop, "the file ends before these rows"))
-            elif checksum.result() != piece.crc32[start // piece.block_rows]:
+            elif checksum() != piece.crc32[start // piece.block_rows]:
                 damages.append(self._damage(key, piece, start, stop, _MISMATCH))
         if damages:
             raise DamagedCheckpointError(self.folder.path, damages)
@@ -259,44 +273,3 @@ def _read_index(folder: Folder, manifest: Manifest) -> Index:
         return Index.from_json(data)
     except ValueError as error:
         raise DamagedCheckpointError(folder.path, [Damage(INDEX, str(error))]) from error
-
-
-class CheckpointWeights:
-    """Tables and dense tensors of a committed checkpoint, by their unsharded names.
-
-    Args:
-        path: the checkpoint's folder, a path or URI.
-
-    Raises:
-        CheckpointError: it is not a checkpoint, or it is damaged; also raised when rows are read.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        folder = open_folder(path)
-        checkpoint = read_checkpoint(folder)
-        if checkpoint is None:
-            raise CheckpointError(f"{path} is not a complete checkpoint: it has no manifest.json")
-        self.path, self.manifest = path, checkpoint.manifest
-        self._reader = Reader(folder, checkpoint.manifest)
-
-    def tables(self) -> dict[str, torch.Size]:
-        """Shape of each table, by the path of its module (`embedding_bags.embedding_bags.user`)."""
-        return {name: torch.Size(self._reader.index.tensors[f"{TABLE}/{name}"].size) for name in self._names(TABLE)}
-
-    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
-        """`[stop - start, dim]` of a table, in its saved number format."""
-        with self._reader:
-            return self._reader.tensor(f"{TABLE}/{table}", slice(start, stop))
-
-    def dense(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer that is not a table."""
-        with self._reader:
-            return {name: self._reader.tensor(f"{DENSE}/{name}") for name in self._names(DENSE)}
-
-    def map_array(self, name: str) -> torch.Tensor:
-        """An array of the map of a table with dynamic ids, e.g. `user/identity`."""
-        with self._reader:
-            return self._reader.tensor(f"{MAP}/{name}")
-
-    def _names(self, kind: str) -> list[str]:
-        return [key.removeprefix(f"{kind}/") for key in self._reader.index.tensors if key.startswith(f"{kind}/")]

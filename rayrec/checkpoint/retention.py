@@ -10,7 +10,7 @@ from typing import Any
 
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checkpoint.ownership import SHOWN_WITHIN_S, order_of
+from rayrec.checkpoint.ownership import SHOWN_WITHIN_S, base_of, order_of
 from rayrec.storage.folder import Folder
 
 _FILE = "scores.json"
@@ -37,22 +37,25 @@ def checkpoint_names(root: Folder) -> list[str]:
 
 
 def remove_old(root: Folder, keep: int, best: Best | None, held: Collection[str] = ()) -> None:
-    """Remove all but the `keep` newest committed checkpoints, the best ones and `held`, and unfinished older folders.
+    """Remove all but the `keep` newest full checkpoints, the best ones and `held`, and unfinished older folders.
 
-    A process that reads a removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
+    Increments stay and go with the full checkpoint at the start of their chain. A process that reads a removed
+    checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
     Raises:
         OSError, DamagedScoresError: the best checkpoints cannot be determined; nothing is removed.
     """
     names = checkpoint_names(root)
     committed = [name for name in names if _is_committed(root.sub(name))]
-    keep_names = {*held, *committed[-max(keep, 1) :]}
+    keep_names = {*held, *[name for name in committed if base_of(name) == name][-max(keep, 1) :]}
     if best is not None:
         keep_names.update(_ranked(root, committed, best)[: best.count])
     older = names[: names.index(committed[-1])] if committed else []
     recent = _recent(root, set(older).difference(committed))
-    for name in older:
-        if name not in keep_names and name not in recent:
+    keep_bases = {base_of(name) for name in keep_names}
+    for name in reversed(older):  # an increment before those that it needs
+        unfinished = name != base_of(name) and name not in committed
+        if (unfinished or base_of(name) not in keep_bases) and name not in recent:
             root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if the removal is interrupted
             root.sub(name).remove_all()
 

@@ -23,7 +23,7 @@ import torch
 from rayrec._runtime.cgroup_limits import available_bytes
 from rayrec.checkpoint import ownership
 from rayrec.checkpoint.errors import DamagedScoresError, FencedError
-from rayrec.checkpoint.format import INDEX, PARTS, Index, part_file
+from rayrec.checkpoint.format import INDEX, PARTS, Index, part_file, without_rows
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
 from rayrec.checkpoint.save_plan import Work
@@ -50,7 +50,7 @@ class Save:
         work: tensors that this rank writes.
         manifest: manifest without the index's size and checksum, which the commit adds.
         may_commit: raises if another attempt owns the folder.
-        committed: called by rank 0 when the checkpoint is complete.
+        committed: called by rank 0, with the written manifest, when the checkpoint is complete.
     """
 
     folder: Folder
@@ -58,7 +58,7 @@ class Save:
     work: Work
     manifest: Manifest
     may_commit: Callable[[], None]
-    committed: Callable[[], None]
+    committed: Callable[[Manifest], None]
 
     @property
     def _parts(self) -> Folder:
@@ -86,16 +86,15 @@ class Save:
             index = write(self.folder, self.rank, self.work.items, throttle)
             throttle.wait(0.0)
             self._parts.write(part_file(self.rank), index.to_json())
-            if self.rank == 0:
-                self._commit(throttle)
+            written = self._commit(throttle) if self.rank == 0 else None
         except OSError:
             self.may_commit()  # another attempt may have removed these files
             raise
-        if self.rank == 0:
+        if written is not None:
             with suppress(OSError, DamagedScoresError):  # a later commit removes old checkpoints as well
-                self.committed()
+                self.committed(written)
 
-    def _commit(self, throttle: Throttle) -> None:
+    def _commit(self, throttle: Throttle) -> Manifest:
         names = [part_file(rank) for rank in range(self.manifest.world_size)]
         self._await_files(set(names), throttle)
         rank_indexes = []
@@ -104,7 +103,7 @@ class Save:
             throttle.wait(0.0)
             rank_indexes.append(Index.from_json(data, whole=False))
         index = Index.joined(rank_indexes)
-        if set(index.tensors) != self.work.keys:
+        if without_rows(index.tensors) != self.work.keys:
             raise ValueError(f"{self.folder.path}: the ranks wrote other tensors than planned")
         data = index.to_json()
         self.folder.write(INDEX, data)
@@ -113,6 +112,7 @@ class Save:
         self.may_commit()
         manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
         self.folder.write(MANIFEST, manifest.to_json())
+        return manifest
 
     def _await_files(self, names: set[str], throttle: Throttle) -> None:
         throttle.awaited_since = time.monotonic()
@@ -232,6 +232,7 @@ class BackgroundSave:
         self._thread: SaveThread | None = None
         self._waited_s = 0.0  # of this save
         self._ended: list[Outcome] = []
+        self.failed = False  # whether the last save for which all ranks waited to its end has failed
 
     def start(self, save: Save, during_training: bool = False, shares_cpus: bool = False) -> None:
         """Start a save; see `SaveThread`."""
@@ -239,12 +240,15 @@ class BackgroundSave:
         self._waited_s = 0.0
         self._thread = SaveThread(save, during_training, shares_cpus)
 
-    def wait(self, group: comm.Group, patience_s: float = math.inf, stall_s: float = math.inf) -> bool:
+    def wait(
+        self, group: comm.Group, patience_s: float = math.inf, stall_s: float = math.inf, hurry: bool = True
+    ) -> bool:
         """Wait until all ranks have ended their share of the save, and remove the files of a failed save. A collective.
 
         Args:
             patience_s: total seconds to wait for one save, over all calls.
             stall_s: seconds to wait for a rank without storage progress.
+            hurry: whether the save may use all of the CPU from now on.
 
         Returns:
             False if some rank is still writing after that time.
@@ -255,7 +259,7 @@ class BackgroundSave:
         start = time.monotonic()
         late = deadline(patience_s - self._waited_s)
         thread, first = self._thread, is_rank_0(group)
-        if thread is not None:
+        if thread is not None and hurry:
             thread.throttle.release()
         for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
             state = _State(False, False, False, first and late(), False)
@@ -276,6 +280,7 @@ class BackgroundSave:
             time.sleep(0) if thread is None else thread.join(wait_s)
         self._thread = None
         if thread is not None:
+            self.failed = state.failed
             by_rank = comm.all_gather_object(thread.error, group) if state.failed else []
             self._finish(thread, [error for error in by_rank if error is not None], group)
         return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,26 @@ from rayrec.checkpoint.contents import (
 )
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, NotSharedError, no_whole
 from rayrec.checkpoint.format import SavedTensor
+from rayrec.checkpoint.increments import (
+    LARGEST_SHARE,
+    LONGEST,
+    AnyReader,
+    Chain,
+    RowSet,
+    Tip,
+    open_reader,
+    row_items,
+    split,
+    take_sparse,
+)
 from rayrec.checkpoint.manifest import Checkpoint, IdMapping, Manifest, check_mapping, read_checkpoint
-from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
+from rayrec.checkpoint.ownership import Attempt, Launch, base_of, folder_name, increment_name
 from rayrec.checkpoint.polling import on_every_rank
-from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.retention import Best, best_of, checkpoint_names, note_scores, remove_old, remove_unfinished
-from rayrec.checkpoint.save_plan import SavePlan, items_of
+from rayrec.checkpoint.save_plan import SavePlan, Work, items_of
 from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memory, is_rank_0
+from rayrec.checkpoint.writer import Item, snapshot
 from rayrec.distributed import DistributedModelParallel, ShardingPlan, comm
 from rayrec.storage.folder import Folder, open_folder
 
@@ -49,12 +63,22 @@ class Saving:
         tensors: additional tensors by name; rank 0's are stored.
         mapping: rule that maps ids to rows, by feature; `load` refuses another mapping.
         maps: state of the maps of tables with dynamic ids, by key.
+        changed: for increments, live marks of what changed in the rows of `maps`, by key.
     """
 
     extra: Mapping[str, Any] | None = None
     tensors: Mapping[str, torch.Tensor] | None = None
     mapping: IdMapping | None = None
     maps: Mapping[str, Rectangles] = field(default_factory=dict)
+    changed: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Started(Enum):
+    """What `CheckpointStore.save_increment` did."""
+
+    STARTED = auto()  # the increment is written, or being written
+    NOTHING = auto()  # an earlier save is still being written, or the step has a checkpoint
+    FULL_IS_DUE = auto()  # nothing; save a full checkpoint
 
 
 class CheckpointStore:
@@ -90,6 +114,13 @@ class CheckpointStore:
         self._background = BackgroundSave()
         self._save_plan = SavePlan()
         self._written_plan: tuple[ShardingPlan, dict[str, Any]] | None = None  # the model's plan, for the manifest
+        self._tracks = False  # whether the model marks its changes
+        self._tip: Tip | None = None  # of the chain that increments go on with
+        self._tip_sha256 = ""  # of its index, on rank 0
+        self._pending: Tip | None = None  # the tip when the save that is being written is complete
+        self._pending_sha256 = ""
+        self._cleared: list[RowSet] = []  # by that save
+        self._increment_plan = SavePlan()  # of what increments have whole
 
     def save(
         self,
@@ -113,7 +144,7 @@ class CheckpointStore:
         self.finish(group)
         self._background.ended()
         saving = saving or Saving(extra=extra)
-        save = self._prepare(step, model, dense_optimizer, saving, group)
+        save = self._prepare_full(step, model, dense_optimizer, saving, group)
         self._background.start(save)
         self.finish(group)
         (outcome,) = self._background.ended()
@@ -150,7 +181,8 @@ class CheckpointStore:
         """
         if not self._background.wait(group, patience_s):
             return False
-        save = self._prepare(step, model, dense_optimizer, saving, group)
+        self._settle()
+        save = self._prepare_full(step, model, dense_optimizer, saving, group)
         self.copied = fits_in_memory(save.copy_bytes, group)
         work = save.copied() if self.copied else save
         self._background.start(work, self.copied, shares_cpus=model.device.type == "cpu")
@@ -167,6 +199,63 @@ class CheckpointStore:
         if not self._background.wait(group, stall_s=self._stall_s):
             text = f"the storage has accepted no data of a checkpoint for {self._stall_s:g} s"
             raise TimeoutError(errno.ETIMEDOUT, text, self.root.path)
+        self._settle()
+
+    def track_changes(self, model: DistributedModelParallel) -> None:
+        """Make a model mark the rows that change, which `save_increment` needs. Call it before training and `load`.
+
+        Raises:
+            ValueError: the model has several sharding groups.
+        """
+        model.track_changes()
+        self._tracks = True
+
+    def save_increment(
+        self,
+        step: int,
+        model: DistributedModelParallel,
+        dense_optimizer: torch.optim.Optimizer | None,
+        saving: Saving,
+        group: comm.Group = None,
+        background: bool = True,
+    ) -> Started:
+        """Save what changed since the last checkpoint or increment. A collective.
+
+        This rank's changed rows are copied to host memory; a thread writes them, as in `save_in_background`. Without
+        an earlier checkpoint of this store to go on from, or after as many bytes of increments as half a full
+        checkpoint, a full one is due. Never waits for an earlier save: the next increment has its changes as well.
+
+        Args:
+            background: whether to return before the increment is written.
+
+        Raises:
+            FencedError: on every rank, if another attempt has taken over the folder.
+        """
+        if not self._background.wait(group, patience_s=0.0, hurry=False):
+            return Started.NOTHING
+        self._settle()
+        tip = self._tip
+        if tip is None or not self._tracks or tip.sequence >= LONGEST:
+            return Started.FULL_IS_DUE
+        if tip.step == step:
+            return Started.NOTHING
+        save = self._prepare(step, model, dense_optimizer, saving, group, tip)
+        if save is None:
+            return Started.FULL_IS_DUE
+        self._background.start(save, during_training=background, shares_cpus=model.device.type == "cpu")
+        if not background:
+            self.finish(group)
+        return Started.STARTED
+
+    def _settle(self) -> None:
+        """Note the outcome of the last save, for which all ranks have waited. If it failed, its changes are still to
+        be saved."""
+        if self._background.failed:
+            for rows in self._cleared:
+                rows.put_back()
+        elif self._pending is not None:
+            self._tip, self._tip_sha256 = self._pending, self._pending_sha256
+        self._pending, self._cleared = None, []
 
     def ended(self) -> list[Outcome]:
         """Outcomes of background saves that ended since the last call. Only rank 0 knows whether a save is complete."""
@@ -180,7 +269,7 @@ class CheckpointStore:
         """
         self._background.close(seconds, lost_peer)
 
-    def _prepare(
+    def _prepare_full(
         self,
         step: int,
         model: DistributedModelParallel,
@@ -188,10 +277,31 @@ class CheckpointStore:
         saving: Saving,
         group: comm.Group,
     ) -> Save:
-        """Plan this rank's share of a save, without copying tensors. A collective."""
-        attempt = self._claim_step(step, group)
+        """Plan this rank's share of a full save, without copying tensors. A collective."""
+        save = self._prepare(step, model, dense_optimizer, saving, group)
+        assert save is not None
+        return save
+
+    def _prepare(
+        self,
+        step: int,
+        model: DistributedModelParallel,
+        dense_optimizer: torch.optim.Optimizer | None,
+        saving: Saving,
+        group: comm.Group,
+        tip: Tip | None = None,
+    ) -> Save | None:
+        """Plan this rank's share of a save. A collective.
+
+        Args:
+            tip: the changes since it are saved, and copied; None: all state is saved, and not copied.
+
+        Returns:
+            None, on every rank, if a full checkpoint is due instead of an increment.
+        """
+        attempt = self._claim_step(step, group) if tip is None else self._attempt or self.claim(group)
         rank, world_size = (0, 1) if group is None else (group.rank(), group.size())
-        error, state = None, {}
+        error, state, sets, sparse = None, {}, list[RowSet](), list[Item]()
         try:
             state = contents.to_save(model, dense_optimizer)
         except ValueError as caught:
@@ -202,16 +312,27 @@ class CheckpointStore:
         for key, tensor in tensors.items():
             state[key] = Rectangles.whole(tensor)
         state |= {f"{contents.MAP}/{name}": rectangles for name, rectangles in saving.maps.items()}
-        items = items_of(state)
-        # The numbers of updates, and whether some rank failed or needs another plan, in one exchange.
+        whole, plan = state, self._save_plan if tip is None else self._increment_plan
+        if self._tracks and error is None:
+            sets, rest = split(model, state, saving.changed, rank, world_size)
+            if tip is not None:
+                whole, sparse = rest, take_sparse(rest, TENSOR, rank)
+        items = items_of(whole)
+        # The numbers of updates, whether some rank failed or needs another plan, and bytes, in one exchange.
         counts, names = update_counts(model), sorted(model.tables())
-        flags = [error is not None, not self._save_plan.fits(items)]
-        mine = torch.tensor([*flags, *(counts.get(name, -1) for name in names)], dtype=torch.int64)
-        failed, changed, *largest = comm.combine(mine, group, lambda ranks: ranks.amax(0)).tolist()
+        flags = [error is not None, not plan.fits(items)]
+        shared = sum(item.tensor.nbytes for item in items) if rank == 0 else 0
+        own_bytes = sum(item.tensor.nbytes for item in sparse) + sum(rows.nbytes for rows in sets)
+        nbytes = [shared + own_bytes, shared + sum(rows.full_bytes for rows in sets)]
+        mine = torch.tensor([*nbytes, *flags, *(counts.get(name, -1) for name in names)], dtype=torch.int64)
+        both = comm.combine(mine, group, lambda ranks: torch.cat([ranks[:, :2].sum(0), ranks[:, 2:].amax(0)]))
+        added, all_bytes, failed, changed, *largest = both.tolist()
         if failed:
             raise next(error for error in comm.all_gather_object(error, group) if error is not None)
+        if tip is not None and tip.nbytes + added > LARGEST_SHARE * all_bytes:
+            return None
         if changed:
-            self._save_plan.renew(items, group)
+            plan.renew(items, group)
         updates = {name: count for name, count in zip(names, largest, strict=True) if count >= 0}
         manifest = Manifest(
             step=step,
@@ -223,15 +344,33 @@ class CheckpointStore:
             plan=self._plan_to_write(model.plan) if rank == 0 else {},
             mapping=None if saving.mapping is None else {name: dict(rule) for name, rule in saving.mapping.items()},
             extra=dict(saving.extra or {}),
+            link=None if tip is None else tip.link(self._tip_sha256),
         )
+        work = plan.work(items)
+        if tip is None:
+            name = folder_name(step, attempt.number)
+            pending = Tip(name=name, step=step)
+        else:
+            name = increment_name(base_of(tip.name), step, attempt.number)
+            pending = tip.after(name, step, added)
+            work = Work([*snapshot(work.items), *row_items(sets, rank), *sparse], work.keys)
+        if self._tracks:
+            self._pending, self._cleared = pending, sets
+            for rows in sets:
+                rows.clear()
         return Save(
-            folder=self.root.sub(folder_name(step, attempt.number)),
+            folder=self.root.sub(name),
             rank=rank,
-            work=self._save_plan.work(items),
+            work=work,
             manifest=manifest,
             may_commit=lambda: attempt.check(self.root),
-            committed=lambda: None if self._keep is None else self.prune(self._keep),
+            committed=self._committed,
         )
+
+    def _committed(self, manifest: Manifest) -> None:
+        self._pending_sha256 = manifest.index_sha256
+        if self._keep is not None and manifest.link is None:  # increments go with the full one that they need
+            self.prune(self._keep)
 
     def _plan_to_write(self, plan: ShardingPlan) -> dict[str, Any]:
         """The model's plan for the manifest, kept between saves: it names every shard of every rank."""
@@ -375,10 +514,15 @@ class CheckpointStore:
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
         tensors: dict[str, torch.Tensor] = {}
         random: dict[str, torch.Tensor] = {}
+        saved_keys: set[str] = set()
+        chain_bytes = 0
 
         def read() -> None:
+            nonlocal chain_bytes
             with self.reader(checkpoint) as reader:
                 saved = reader.index.tensors
+                saved_keys.update(saved)
+                chain_bytes = reader.nbytes if isinstance(reader, Chain) else 0
                 loading = contents.Loading(model, dense_optimizer, saved)
                 random.update(empty_random_states(rank, saved) if checkpoint.manifest.world_size == world else {})
                 for key in saved:
@@ -390,9 +534,42 @@ class CheckpointStore:
 
         on_every_rank(read, group)
         self._loaded = checkpoint
+        if self._tracks:
+            self._go_on_from(checkpoint, chain_bytes, model, saved_keys, group)
         set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
         return tensors
+
+    def _go_on_from(
+        self,
+        checkpoint: Checkpoint,
+        nbytes: int,
+        model: DistributedModelParallel,
+        saved: Collection[str],
+        group: comm.Group,
+    ) -> None:
+        """Let increments go on from a loaded checkpoint, if its tensors have the same rectangles as those to save.
+
+        Row-wise optimizer state is saved by column shards: with others, its rows that did not change differ.
+
+        Args:
+            nbytes: bytes of the increments of its chain.
+            saved: keys of its tensors.
+        """
+        plan_before, plan_now = checkpoint.manifest.plan, json.loads(json.dumps(model.plan.to_dict()))
+        same = plan_before == plan_now
+        for name, table in model.tables().items():
+            prefix = f"{contents.TABLE_STATE}/{name}/"
+            for item in table.local:
+                same &= {f"{prefix}{key}" for key in item.state} == {key for key in saved if key.startswith(prefix)}
+                if item.changed is not None:
+                    item.changed.zero_()
+        on_all = comm.combine(torch.tensor([same]), group, lambda ranks: ranks.amin(0))
+        link, self._pending, self._cleared = checkpoint.manifest.link, None, []
+        sequence, self._tip_sha256 = (0 if link is None else link.sequence), checkpoint.manifest.index_sha256
+        self._tip = (
+            Tip(name=checkpoint.name, step=checkpoint.step, sequence=sequence, nbytes=nbytes) if bool(on_all) else None
+        )
 
     def load_maps(self, checkpoint: Checkpoint, maps: Mapping[str, Rectangles], group: comm.Group = None) -> None:
         """Fill arrays with the state of maps of dynamic ids alone. A collective.
@@ -407,9 +584,13 @@ class CheckpointStore:
 
         on_every_rank(read, group)
 
-    def reader(self, checkpoint: Checkpoint) -> Reader:
-        """A reader of single tensors of a checkpoint."""
-        return Reader(self.root.sub(checkpoint.name), checkpoint.manifest)
+    def reader(self, checkpoint: Checkpoint) -> AnyReader:
+        """A reader of single tensors of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: also if a checkpoint that an increment needs is missing or damaged.
+        """
+        return open_reader(self.root.sub(checkpoint.name), checkpoint.manifest)
 
     def damages(self, checkpoint: Checkpoint) -> list[Damage]:
         """All damage of a checkpoint. Reads every byte.

@@ -19,9 +19,9 @@ from rayrec.checkpoint.errors import (
     RemovedCheckpointError,
 )
 from rayrec.checkpoint.format import SavedTensor, header, host_bytes
+from rayrec.checkpoint.increments import AnyReader, Chain
 from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.ownership import Lease, order_of
-from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import PIECE_BYTES
 from rayrec.checkpoint.retention import Best, checkpoint_names, remove_old
 from rayrec.checkpoint.store import CheckpointStore
@@ -127,6 +127,8 @@ def convert(path: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int
 def copy(path: str, out: str) -> Checkpoint:
     """Copy a checkpoint, or the newest one of a run, into a folder under its own name; returns the copy.
 
+    With an increment, all checkpoints of its chain that it needs are copied.
+
     Args:
         path, out: paths or URIs, also of different storage.
 
@@ -136,6 +138,12 @@ def copy(path: str, out: str) -> Checkpoint:
         OSError: a file cannot be read or written.
     """
     store, checkpoint = find(path)
+    with store.reader(checkpoint) as reader:
+        needed = [one.folder.name for one in reader.readers[:-1]] if isinstance(reader, Chain) else []
+    for name in needed:
+        target = open_folder(out.rstrip("/")).sub(name)
+        if MANIFEST not in target.names():
+            copy_folder(store.root.sub(name), target, last=[MANIFEST])
     source, target = store.root.sub(checkpoint.name), open_folder(out.rstrip("/")).sub(checkpoint.name)
     if MANIFEST in target.names():
         raise CheckpointError(f"{target.path} exists; remove it, or copy into another folder")
@@ -182,7 +190,7 @@ def prune(path: str, keep: int, best: Best | None, notify: Callable[[str], objec
     return [name for name in before if name not in remaining]
 
 
-def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
+def unsharded_names(reader: AnyReader, optimizer: bool = False) -> dict[str, str]:
     """Keys in the checkpoint, by the name in the `state_dict` of the unsharded model.
 
     For tables with dynamic ids there is also `dynamic_ids.TABLE`, the id in each row. An empty row has an id of another
@@ -205,7 +213,7 @@ def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
     return names
 
 
-def to_safetensors(reader: Reader, path: Path, optimizer: bool = False) -> int:
+def to_safetensors(reader: AnyReader, path: Path, optimizer: bool = False) -> int:
     """Write one safetensors file; returns its number of tensors. Needs memory for 64 MiB of a tensor.
 
     Raises:

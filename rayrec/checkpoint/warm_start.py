@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rayrec.checkpoint.contents import DENSE, TABLE, dense_tensors
 from rayrec.checkpoint.errors import CheckpointError
+from rayrec.checkpoint.increments import AnyReader
 from rayrec.checkpoint.manifest import Checkpoint
 from rayrec.checkpoint.polling import on_every_rank
-from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.checkpoint.store import CheckpointStore
 from rayrec.distributed import DistributedModelParallel, comm
@@ -77,7 +77,7 @@ def load_weights(
 
 
 def _plan(
-    reader: Reader, path: str, model: DistributedModelParallel, names: Names, rows: Mapping[str, int]
+    reader: AnyReader, path: str, model: DistributedModelParallel, names: Names, rows: Mapping[str, int]
 ) -> tuple[dict[str, Rectangles], LoadedNames]:
     state: dict[str, Rectangles] = {}
     tables, layers, fresh = [], [], []
@@ -112,7 +112,7 @@ def _plan(
     return state, LoadedNames(tuple(tables), tuple(layers), tuple(fresh))
 
 
-def _rows_of(reader: Reader, path: str, source: str, name: str, table: ShardedTable, same: int | None) -> Rectangles:
+def _rows_of(reader: AnyReader, path: str, source: str, name: str, table: ShardedTable, same: int | None) -> Rectangles:
     """The rows to load into this rank's shards."""
     saved_size, size = reader.index.tensors[source].size, (table.config.num_embeddings, table.config.embedding_dim)
     if saved_size[1] != size[1] or (same is None and saved_size[0] != size[0]):
@@ -133,7 +133,7 @@ def _refuse_twice(path: str, source: str, state: Mapping[str, Rectangles]) -> No
         raise CheckpointError(f"{path}: {source.partition('/')[2]!r} would be loaded twice; see init_from.renames")
 
 
-def _saved(reader: Reader, kind: str, name: str | None) -> str | None:
+def _saved(reader: AnyReader, kind: str, name: str | None) -> str | None:
     key = f"{kind}/{name}"
     return key if name is not None and key in reader.index.tensors else None
 

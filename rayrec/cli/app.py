@@ -39,8 +39,9 @@ app.add_typer(train.checkpoints, name="checkpoint")
 app.add_typer(train.ids, name="ids")
 app.add_typer(serve.service, name="service")
 for command in (
-    *(data.init, serve.export, serve.predict, serve.index, serve.retrieve, serve.serve, train.tune, train.worth),
-    *(train.train, train.resume, train.stop, train.evaluate, train.plan, train.report, train.config),
+    *(data.init, serve.export, serve.publish, serve.predict, serve.index, serve.retrieve, serve.serve, train.tune),
+    *(train.worth, train.train, train.resume, train.stop, train.rewind, train.evaluate, train.plan, train.report),
+    train.config,
 ):
     app.command()(command)
 for group in (app, data.data, train.runs, train.checkpoints, train.ids, serve.service):

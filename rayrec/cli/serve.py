@@ -108,6 +108,42 @@ def export(
 _CALIBRATED = (("logloss", "log loss"), ("ece", "calibration error"))
 
 
+def publish(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN|CHECKPOINT|EXPORT", help="A run, a checkpoint, or an export (also an index)."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", parser=path, help="Folder of exports that services follow.")],
+    tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
+    target: Annotated[str, typer.Option(help="eager, or aoti: also native code.")] = "eager",
+    data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
+    parity: Annotated[int, typer.Option(metavar="ROWS", help="Evaluation rows to compare scores on.")] = 1000,
+    max_ne: Annotated[
+        float | None, typer.Option(help="Publish only if the run's newest normalized entropy is at most this.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Keep an export that exceeds its limits or is slow.")] = False,
+    allow_code: AllowCode = False,
+    checkpoint: WhichCheckpoint = "newest",
+) -> None:
+    """Add a version of a run to a folder of exports: the change since the newest one there, or a full export."""
+    from rayrec._runtime.imports import quick_imports
+
+    with quick_imports():
+        from rayrec.inference import ExportOptions
+        from rayrec.train.after.publish import publish_run
+        from rayrec.train.run.mirror import run_here
+        from rayrec.train.terminal import notice
+
+    settings = ExportOptions(tables=tables, target=target, parity=parity, force=force)
+    with run_here(source, notice) as run:
+        made = publish_run(run, out, settings, data, max_ne, allow_code, checkpoint)
+    if made.folder is None:
+        typer.echo(f"the newest version in {out} is of the checkpoint of step {made.step} already")
+        return
+    kind = "full export" if made.delta is None else f"delta {made.delta.sequence} of {made.delta.base}"
+    typer.echo(f"{made.folder}: {kind}, step {made.step}, {made.nbytes:,} bytes")
+
+
 def _show_parity(parity: Parity) -> None:
     sampled = " sampled from all" if parity.sampled else ""
     if parity.overlap is None:

@@ -325,6 +325,25 @@ def worth(
     display.say(f"report: {folder / 'worth.html'}")
 
 
+def rewind(
+    run_dir: RunDir,
+    to: Annotated[str, typer.Option(metavar="TIME", help="Such as 2026-11-28T21:00; UTC without an offset.")],
+) -> None:
+    """Let a run that is not training resume from its newest checkpoint of a time, after it trained on wrong data."""
+    from rayrec.train.after.rewind import parse_time, rewind_run
+
+    try:
+        time = parse_time(to)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--to") from None
+    done = rewind_run(run_dir, time)
+    if done.checkpoint is None:
+        typer.echo(f"the newest checkpoint, of step {done.chosen.step}, is of that time already: {done.chosen.path}")
+        return
+    typer.echo(f"rewound from step {done.before.step} to step {done.chosen.step}: {done.checkpoint.path}")
+    typer.echo("exports of later checkpoints are as they were: publish or export the run again")
+
+
 class _ListsByDefault(TyperGroup):
     """`rayrec ids RUN` is `rayrec ids list RUN`."""
 

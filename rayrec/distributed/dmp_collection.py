@@ -90,6 +90,16 @@ class DMPCollection(DistributedModelParallel):
         """Number of sharding groups."""
         return self._replica_pg.size()
 
+    def track_changes(self) -> None:
+        """As in `DistributedModelParallel`.
+
+        Raises:
+            ValueError: there are several sharding groups, which change different rows.
+        """
+        if self.replicas > 1:
+            raise ValueError("changed rows of replicated sharding groups are not tracked: use one sharding group")
+        super().track_changes()
+
     def sync(self, include_optimizer_state: bool = True) -> None:
         """Averages tables and their optimizer state over the groups; a collective of all ranks, between two steps."""
         self._steps = 0

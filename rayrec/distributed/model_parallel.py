@@ -19,6 +19,7 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.hosts import ranks_per_host
 from rayrec.distributed.comm.objects import all_gather_object
 from rayrec.distributed.data_parallel import data_parallel
+from rayrec.distributed.kernel.factory import track_changes
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
@@ -147,6 +148,10 @@ class DistributedModelParallel(nn.Module):
     def kernels(self) -> list[Kernel]:
         """This rank's kernels in all collections."""
         return [kernel for sharded in self._sharded.values() for kernel in sharded.kernels()]
+
+    def track_changes(self) -> None:
+        """Makes this rank mark the rows that change from now on, in `LocalShard.changed`, for checkpoints of these."""
+        track_changes(self.kernels(), self.device)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters for a dense optimizer, by name, including this rank's shards of tables with a dense kernel."""

@@ -65,12 +65,14 @@ class SavedRange:
         size: Length of the whole array in its first dimension.
         first: Position of the range.
         array: The live numbers, in a type that checkpoints have; loading writes them in place.
+        changed: Live marks, for each position of the range, of what may have changed; None without `track_changes`.
     """
 
     name: str
     size: int
     first: int
     array: np.ndarray
+    changed: np.ndarray | None = None
 
 
 class TableMaps:
@@ -88,6 +90,11 @@ class TableMaps:
         self.rank, self.ranks, self._exchange = rank, ranks, exchange
         self._clocks = np.zeros(len(self.maps), np.int64)
         self._totals = [np.zeros(len(COUNTED), np.int64) for _ in self.maps]
+        self._changed: list[tuple[np.ndarray, np.ndarray]] | None = None  # marks of rows and of buckets of each map
+
+    def track_changes(self) -> None:
+        """Marks what changes from now on, for checkpoints of the changes."""
+        self._changed = [(np.zeros(len(m.identity), bool), np.zeros(len(m.buckets), bool)) for m in self.maps]
 
     def step(
         self, ids: Sequence[np.ndarray], times: np.ndarray | None, number: int
@@ -129,13 +136,24 @@ class TableMaps:
             clock = advance(own.clock, newest_of_ranks)
             if not own.clock and clock:  # of a vocabulary, or before the first known time: seen at that time
                 own.last_seen[own.score > 0] = clock
+                self._mark(position, np.flatnonzero(own.score > 0), _NONE)
         mapped = own.step(ids, clock)
         self._totals[position] += mapped.counted
         changes = mapped.changes
+        self._mark(position, mapped.rows, changes.row)
         if not len(changes.row):
             return mapped, _NO_ROWS
         taken = changes.taken
         return mapped, Fresh(rows=changes.row[taken] + own.first_row, ids=changes.new[taken])
+
+    def _mark(self, position: int, looked_up: np.ndarray, changed: np.ndarray) -> None:
+        """Marks rows that a step looked up, rows whose ids it changed, and the buckets in which it counted an id."""
+        if self._changed is None:
+            return
+        (rows, buckets), layout = self._changed[position], self.maps[position].layout
+        rows[looked_up] = rows[changed] = True
+        without_row = looked_up[looked_up % layout.bucket_rows >= layout.own_rows]
+        buckets[without_row // layout.bucket_rows] = buckets[changed // layout.bucket_rows] = True
 
     def find(self, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The row in the whole table of each id, for evaluation; changes nothing. A collective.
@@ -176,8 +194,9 @@ class TableMaps:
                 size = own.layout.rows if per_row else own.layout.buckets
                 first = own.first_row if per_row else own.buckets.start
                 view = array.view(np.int32) if array.dtype == np.uint32 else array
+                changed = None if self._changed is None else self._changed[number][0 if per_row else 1]
                 if view.ndim == 1 or view.shape[1]:  # without min_count the filter has no cells
-                    yield SavedRange(name=f"{shared.name}/{name}", size=size, first=first, array=view)
+                    yield SavedRange(name=f"{shared.name}/{name}", size=size, first=first, array=view, changed=changed)
             clock = self._clocks[number : number + 1]
             yield SavedRange(name=f"{shared.name}/clock", size=1, first=0, array=clock)
 

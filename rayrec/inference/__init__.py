@@ -12,6 +12,7 @@ from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
 
 if TYPE_CHECKING:
+    from rayrec.inference.delta import apply_deltas, read_delta, write_delta
     from rayrec.inference.export_store import ExportStore
     from rayrec.inference.index import ItemIndex, Search, TuningQueries, with_ranker, write_index
     from rayrec.inference.retrieve import RetrieveOptions
@@ -33,7 +34,10 @@ __all__ = [
     "Search",
     "Trained",
     "TuningQueries",
+    "apply_deltas",
     "export",
+    "read_delta",
     "with_ranker",
+    "write_delta",
     "write_index",
 ]

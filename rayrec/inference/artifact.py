@@ -99,7 +99,7 @@ class ExportIndex:
         targets: Graphs in the folder: "eager", and "aoti" if compiled; none in an index of vectors without a model.
         version: Unique name of the export.
         versions: Software and processor that created it.
-        origin: Run, checkpoint and step.
+        origin: Run, checkpoint, step, and time of the checkpoint.
         files: path → (bytes, CRC-32).
         march: Instruction set that the graph was compiled for, by the compiler's name; None if it was not recorded.
         instructions: Processor flags that the compiled graph needs.
@@ -133,6 +133,11 @@ class ExportIndex:
         if not self.targets:
             return "an index of vectors"
         return "a ranker" if self.inputs.query is None else "a query tower"
+
+    @property
+    def trained_to(self) -> float | None:
+        """Time of the checkpoint, in seconds since 1970: the model knows the data of that time. None if not known."""
+        return self.origin.get("time")
 
     def item_index(self, folder: Path) -> IndexReport:
         """`search`.

@@ -19,7 +19,7 @@ from rayrec.models.item_features import ItemFeatures
 from rayrec.quant.layout import TableConfig
 
 if TYPE_CHECKING:
-    from rayrec.checkpoint.reader import CheckpointWeights
+    from rayrec.checkpoint.weights import CheckpointWeights
     from rayrec.dynamic_ids import IdMap
 
 BLOCK_ITEMS = 65_536

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import re
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from rayrec.inference.artifact import INDEX, ExportError, ExportIndex, check_listed, read_index
+from rayrec.inference.delta import DELTA, NEW_INDEX, Delta, apply_deltas
 from rayrec.storage.cache import CACHE_BYTES, Cache, Held
 from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder
@@ -25,7 +27,10 @@ _MAX_MARKS = 1000
 
 
 class ExportStore:
-    """An export, or a folder of exports.
+    """An export, or a folder of exports and deltas (`delta.py`).
+
+    A delta is opened as the export that it makes of its parent. A node makes it once, in its cache folder. The newest
+    one without a gap before it is taken.
 
     The newest export of a folder is named in its file `current`, or else is the last by name. Numbers in names count as
     numbers: v10 is after v9, and 20260201-120000 after 20260131-235959.
@@ -38,8 +43,10 @@ class ExportStore:
         cache_bytes: Disk space on this node for copies.
     """
 
-    def __init__(self, path: Path | str, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, path: Path | str | Folder, cache_bytes: int = CACHE_BYTES) -> None:
         self.path, self._folder, self._cache_bytes = path, open_folder(path), cache_bytes
+        self._deltas: dict[str, tuple[str, Delta | None]] = {}  # of folders, which do not change: version, delta
+        self.gap: str | None = None  # why `newest` passed over newer deltas
 
     def newest(self) -> Folder:
         """The export to serve, at its original location.
@@ -48,14 +55,21 @@ class ExportStore:
             ExportError: The folder has no export, or cannot be read.
         """
         try:
-            names = self._folder.names()
-            if INDEX in names:
+            names, self.gap = self._folder.names(), None
+            if INDEX in names or DELTA in names:
                 return self._folder
             if CURRENT in names:
                 current = self._folder.read(CURRENT).decode("utf-8", "replace").strip().rstrip("/")
                 if current not in names:
                     raise ExportError(f"{self.path}: {CURRENT} names {current!r}, which is not in this folder")
                 return self._folder.sub(current)
+            for name in self.names():
+                gap = self._gap_before(self._folder.sub(name))
+                if gap is None:
+                    return self._folder.sub(name)
+                self.gap = self.gap or gap
+            if self.gap is not None:
+                raise ExportError(self.gap)
             return self._folder.sub(next(self.names()))
         except OSError as error:
             raise ExportError(f"{self.path} cannot be read: {first_line(error)}") from error
@@ -64,11 +78,52 @@ class ExportStore:
             raise ExportError(f"{self.path} has no export ({INDEX}), nor a folder with one: {fix}") from None
 
     def names(self) -> Iterator[str]:
-        """Names of the exports in a folder, the newest first. Folders without an index are still being written."""
+        """Names of the exports and deltas in a folder, the newest first. Folders without an index are still being
+        written."""
         for name in sorted(self._folder.names(), key=natural_order, reverse=True):
             with suppress(NotADirectoryError):
-                if INDEX in self._folder.sub(name).names():
+                if not {INDEX, DELTA}.isdisjoint(self._folder.sub(name).names()):
                     yield name
+
+    def _entry(self, folder: Folder) -> tuple[str, Delta | None]:
+        """The version of an export or a delta, and the delta."""
+        found = self._deltas.get(folder.path)
+        if found is None:
+            if DELTA in folder.names():
+                delta = Delta.parse(folder.read(DELTA), folder.sub(DELTA).path)
+                found = (delta.version, delta)
+            else:
+                found = (version_of(folder), None)
+            self._deltas[folder.path] = found
+        return found
+
+    def chain(self, export: Folder) -> list[Folder]:
+        """What an export is made of: a full export, or one that this node has made, and the deltas since, in order.
+
+        Raises:
+            ExportError: A delta that it needs is missing; names it.
+        """
+        steps = [export]
+        while (delta := self._entry(steps[0])[1]) is not None and not _made(steps[0]).exists():
+            root = export.parent()
+            siblings = (root.sub(name) for name in ExportStore(root, 0).names())
+            parents = [one for one in siblings if self._entry(one)[0] == delta.parent and one.path != steps[0].path]
+            if not parents:
+                raise ExportError(
+                    f"{steps[0].path} is the change since the version {delta.parent}, which is not in {root.path}: a "
+                    "delta is lost; copy it there, or publish a full export"
+                )
+            steps.insert(0, parents[0])
+        return steps
+
+    def _gap_before(self, export: Folder) -> str | None:
+        if DELTA not in export.names():
+            return None
+        try:
+            self.chain(export)
+        except ExportError as error:
+            return str(error)
+        return None
 
     def open(self, export: Folder) -> Held:
         """Checks a local export, or copies and checks a remote one; does nothing that this node has done already.
@@ -76,6 +131,8 @@ class ExportStore:
         Raises:
             ExportError: The export is damaged, or its copy does not fit the cache.
         """
+        if DELTA in export.names():
+            return self._make(export)
         if not export.remote:
             folder = Path(export.path).resolve()
             _check_once(folder)
@@ -86,6 +143,25 @@ class ExportStore:
             raise ExportError(
                 f"{export.path} cannot be copied to {cache_folder('exports')}: {first_line(error)}"
             ) from error
+
+    def _make(self, export: Folder) -> Held:
+        """The export that a delta makes, in the cache of this node."""
+        try:
+            first, *deltas = self.chain(export)
+            cache, made = Cache(cache_folder("exports"), self._cache_bytes), _made(export)
+            if not deltas:  # it exists
+                return cache.folder(made.name, 0, lambda *_: made.name)
+            base = self.open(first)
+            index = ExportIndex.parse(export.read(NEW_INDEX), export.sub(NEW_INDEX).path)
+
+            def make(folder: Path, _: int) -> str:
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".deltas-") as scratch:
+                    apply_deltas(base.folder, [_local(one, Path(scratch)) for one in deltas], folder)
+                return made.name
+
+            return cache.folder(made.name, sum(size for size, _ in index.files.values()), make)
+        except OSError as error:
+            raise ExportError(f"{export.path} cannot be applied: {first_line(error)}") from error
 
     def _copy(self, export: Folder) -> Held:
         data = export.read(INDEX)
@@ -107,12 +183,31 @@ class ExportStore:
         return cache.folder(name, needed, copy)
 
 
+def _made(delta: Folder) -> Path:
+    """Where the export that a delta makes is on this node."""
+    return cache_folder("exports") / hashlib.sha256(delta.read(DELTA)).hexdigest()[:32]
+
+
+def _local(delta: Folder, scratch: Path) -> Path:
+    """The folder of a delta on this node; a copy of one in object storage."""
+    if not delta.remote:
+        return Path(delta.path).resolve()
+    data, folder = delta.read(DELTA), scratch / delta.name
+    folder.mkdir()
+    for name, (size, crc) in Delta.parse(data, delta.sub(DELTA).path).files.items():
+        _copy_file(delta, name, folder, size, crc)
+    (folder / DELTA).write_bytes(data)
+    return folder
+
+
 def version_of(export: Folder) -> str:
-    """The version of an export.
+    """The version of an export, or of the export that a delta makes.
 
     Raises:
         ExportError: Its index is damaged.
     """
+    if DELTA in export.names():
+        return Delta.parse(export.read(DELTA), export.sub(DELTA).path).version
     return ExportIndex.parse(export.read(INDEX), export.sub(INDEX).path).version
 
 

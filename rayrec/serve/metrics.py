@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -47,6 +48,8 @@ class ServiceMetrics:
         help_text = f"population stability index of about the last {MAX_SCORES:,} scores against evaluation"
         self._drift = gauge("rayrec_score_drift", help_text, ["model", "label"])
         self._versions = counter("rayrec_versions", "versions by outcome", ["model", "outcome"])
+        help_text = "age of the newest data that the active version was trained on"
+        self._freshness = gauge("rayrec_freshness_seconds", help_text, ["model"])
         self._logged = counter("rayrec_logged_requests", "requests of the feature log by outcome", ["model", "outcome"])
         self._score_counts: dict[tuple[str, str, str], npt.NDArray[np.int64]] = {}
         self._series: set[tuple[str, str]] = set()  # (model, version)
@@ -121,6 +124,14 @@ class ServiceMetrics:
                 if (model, version) in active and counts.sum() >= MIN_SCORES:
                     self._drift.labels(model, label).set(stability_index(counts))
         return generate_latest(self)
+
+    def fresh(self, model: str, trained_to: float | None) -> None:
+        """
+        Args:
+            trained_to: Time of the newest data of the active version, in seconds since 1970; None if it is not known.
+        """
+        if trained_to is not None:
+            self._freshness.labels(model).set(max(0.0, time.time() - trained_to))
 
     def _remove_except(self, versions: set[tuple[str, str]]) -> None:
         for model, version in self._series - versions:

@@ -198,6 +198,9 @@ class Service:
             active = versions.active
             entry: dict[str, Any] = {"name": name, "version": active.version}
             if details:
+                trained_to = active.model.index.trained_to
+                if trained_to is not None:
+                    entry["freshness_seconds"] = round(max(0.0, time.time() - trained_to), 3)
                 entry |= {"folder": str(active.folder), "share": share, "warnings": active.model.warnings}
                 entry["refused"] = dict(versions.refused)
             models.append(entry)
@@ -227,6 +230,8 @@ class Service:
     def metrics(self) -> bytes:
         """Metrics in the Prometheus exposition format."""
         active = [(name, versions.active.version) for name, _, versions in self._entries()]
+        for name, _, versions in self._entries():
+            self.stats.fresh(name, versions.active.model.index.trained_to)
         index = [] if self.retrieval is None else [(INDEX_NAME, self.retrieval.index.version)]
         return self.stats.text([*active, *index])
 

@@ -191,6 +191,7 @@ class Versions(Generic[LoadedT]):
         self.active = load(self._exports.open(self._exports.newest()))
         self._lock = threading.Lock()
         self._refused_files: Files = ()
+        self._gap: str | None = None
         self._retry_s = self._retry_at = 0.0
 
     def refresh(self) -> bool:
@@ -204,6 +205,7 @@ class Versions(Generic[LoadedT]):
             files: Files = ()
             try:
                 export = self._exports.newest()
+                self._tell_gap(self._exports.gap)
                 version = version_of(export)
                 self.refused.pop(path, None)
                 if version == self.active.version:
@@ -221,9 +223,19 @@ class Versions(Generic[LoadedT]):
                 self._retry_at = time.monotonic() + self._retry_s
                 return False
             self.active = loaded  # requests in progress keep the old version
-            self.refused.clear()
+            self.refused = {} if self._gap is None else {"delta": self._gap}
             self._on_change("loaded", loaded.version, str(loaded.folder))
             return True
+
+    def _tell_gap(self, gap: str | None) -> None:
+        """Reports once that newer deltas wait for a lost one, or for a full export."""
+        if gap is not None and gap != self._gap:
+            self._on_change("refused", "delta", gap)
+        if gap is not None:
+            self.refused["delta"] = gap
+        elif self._gap is not None:
+            self.refused.pop("delta", None)
+        self._gap = gap
 
 
 class Pace:

@@ -157,7 +157,7 @@ def save_of(
         work=Work(list(items), frozenset(item.key for item in items)),
         manifest=manifest(step, world_size=world_size),
         may_commit=may,
-        committed=lambda: called.append("committed"),
+        committed=lambda _: called.append("committed"),
     )
 
 

@@ -206,6 +206,60 @@ def test_a_run_goes_on_bit_for_bit_also_on_other_numbers_of_ranks(data: Path, al
     assert all(torch.equal(tensor, alone[1][name]) for name, tensor in saved(again).items())
 
 
+def with_increments(data: Path, runs: Path, every: int, **changes: Any) -> dict[str, Any]:
+    """A config with increments, and one table so large that few of its rows change before half of them have."""
+    raw = raw_of(data, runs, storage__increments={"every": every}, storage__keep=100, **changes)
+    raw["tables"][3]["rows"] = 20_000
+    return raw
+
+
+def checkpoints_of(raw: dict[str, Any]) -> dict[int, tuple[bool, dict[str, torch.Tensor]]]:
+    """By step, whether the newest checkpoint is an increment, and all its tensors."""
+    store = CheckpointStore(Path(raw["storage"]["path"]) / raw["name"] / "checkpoints")
+    found = {}
+    for checkpoint in store.all():
+        with store.reader(checkpoint) as reader:
+            tensors = {name: reader.tensor(name) for name in reader.index.tensors}
+        found[checkpoint.step] = (checkpoint.manifest.link is not None, tensors)
+    return found
+
+
+def test_increments_have_the_maps_of_their_step(data: Path) -> None:
+    """Each increment has the tensors of the full checkpoint that another run has at its step, bit for bit."""
+    changes = {"trainer__max_steps": 12, "storage__background": False}
+    raw = with_increments(data, data / "increments", 1, trainer__checkpoint_every=6, **changes)
+    full = with_increments(data, data / "full", 1000, trainer__checkpoint_every=1, **changes)
+    fit_job(make_job(raw))
+    fit_job(make_job(full))
+    found, expected = checkpoints_of(raw), checkpoints_of(full)
+    assert [step for step, (is_increment, _) in found.items() if not is_increment] == [1, 6, 12]
+    assert [*found] == [*expected] == [*range(1, 13)]
+    for step, (_, tensors) in expected.items():
+        assert found[step][1].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            seconds = name == "tensor/window/sums"  # has times of the run
+            assert seconds or torch.equal(found[step][1][name], tensor), (step, name)
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_from_its_increments_bit_for_bit(data: Path) -> None:
+    raw = with_increments(data, data / "uninterrupted", 1000)
+    raw["sharding"]["constraints"] = PLANS[2]
+    on_ranks(2, fit_on_rank, raw)
+    killed = with_increments(data, data / "killed", 1, trainer__checkpoint_every=1000)
+    killed["sharding"]["constraints"] = PLANS[2]
+    store, reached = CheckpointStore(data / "killed" / raw["name"] / "checkpoints"), [0]
+    for steps in (5, 3, 6):
+        with pytest.raises(RankError, match="the process died"):
+            on_ranks(2, fit_until_killed, killed, steps)
+        newest = store.latest()
+        assert newest is not None and newest.manifest.link is not None
+        reached.append(newest.step)
+    on_ranks(2, fit_on_rank, killed)
+    assert reached == sorted({*reached})
+    assert all(torch.equal(tensor, saved(raw)[name]) for name, tensor in saved(killed).items())
+
+
 def test_evaluations_change_nothing(data: Path, alone: Any) -> None:
     raw = raw_of(data, data / "evaluated", trainer__eval_every=3)
     fit_job(make_job(raw))

@@ -127,7 +127,11 @@ class Drawn:
             mapping["spread_over"] = draw.choice([None, 0, 5, 20, 40, 47, 50])
             if mapping["oov_rows"] == 0 and default is not None:
                 default = WORDS[1] if text else 1
-        weird = 0.2 if law in ("hash", "dynamic") or mapping.get("oov_rows") or mapping.get("bounds") in ("clip", "drop") else 0.0005
+        weird = (
+            0.2
+            if law in ("hash", "dynamic") or mapping.get("oov_rows") or mapping.get("bounds") in ("clip", "drop")
+            else 0.0005
+        )
 
         def one() -> Any:
             if draw.random() < (0.03 if on_null != "error" else 0.0005):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportError, ExportStore
+from rayrec.inference import ExportError, ExportStore, write_delta
 from rayrec.serve import ARROW, JSON, Answer, App, ModelSpec, RequestError, Service, versions
 from rayrec.serve.service import freeze_garbage
 from rayrec.storage.checksums import checksum
@@ -278,6 +279,60 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
     assert {version for version, _ in found} == set(expected)
     for version, scores in found:
         assert (scores == expected[version]).all()
+
+
+def test_a_service_follows_deltas_and_no_answer_mixes_versions(model: Path, tmp_path: Path) -> None:
+    """A lost delta leaves the old version, until it comes or a full export; an earlier version can be taken again."""
+    exports = [version_of(model, tmp_path / "full" / f"v{number}", number / 2) for number in range(5)]
+    root = tmp_path / "models"
+    shutil.copytree(exports[0], root / "v0")
+    after, expected = None, dict[str, Any]()
+    for number, (old, new) in enumerate(itertools.pairwise(exports), 1):
+        after = write_delta(old, new, tmp_path / f"v{number}", after)
+    for folder in exports:
+        service = Service([ModelSpec(name="ctr", path=folder)])
+        expected[folder.name] = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON).scores["label"][0]
+    service, found, stop = Service([ModelSpec(name="ctr", path=root)]), [], threading.Event()
+
+    def load() -> None:
+        while not stop.is_set():
+            answer = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON)
+            found.append((answer.version, answer.scores["label"]))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        (tmp_path / "v1").rename(root / "v1")
+        assert service.refresh() == 1 and service.health()["models"][0]["version"] == "v1"
+        (tmp_path / "v3").rename(root / "v3")  # without v2
+        assert service.refresh() == 0 and service.health()["models"][0]["version"] == "v1"
+        assert "since the version v2, which is not in" in service.health()["models"][0]["refused"]["delta"]
+        assert [event[1] for event in service.events] == ["loaded", "refused"]
+        (tmp_path / "v2").rename(root / "v2")
+        assert service.refresh() == 1 and service.health()["models"][0]["version"] == "v3"
+        assert not service.health()["models"][0]["refused"]
+        (root / "current").write_text("v1")
+        assert service.refresh() == 1 and service.health()["models"][0]["version"] == "v1"
+        (root / "current").unlink()
+        data = bytearray((tmp_path / "v4" / "rows" / "tables.bin").read_bytes())
+        data[-1] ^= 1
+        (tmp_path / "v4" / "rows" / "tables.bin").write_bytes(data)
+        (tmp_path / "v4").rename(root / "v4")
+        assert service.refresh() == 0 and "wrong checksum" in service.health()["models"][0]["refused"]["v4"]
+        shutil.copytree(exports[4], root / "v4-full")
+        assert service.refresh() == 1
+        time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+    assert {version for version, _ in found} >= {"v1", "v3", "v4"}
+    for version, scores in found:
+        assert (scores == expected[version]).all()
+    # A replica that was off takes the newest version at once, from the full export and the deltas since.
+    for name in ("v4", "v4-full"):
+        shutil.rmtree(root / name)
+    late = Service([ModelSpec(name="ctr", path=root)])
+    assert late.health()["models"][0]["version"] == "v3"
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ SHOWN = {
         "train/test_choice.py::test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for",
         "train/test_choice.py::test_training_alone_goes_on_from_an_older_one_and_says_so",
     ],
+    "an increment (`storage.increments`) cannot be written": [
+        "checkpoint/test_increments.py::test_a_failed_increment_leaves_its_changes_to_the_next_one",
+    ],
+    "an increment is damaged or missing": [
+        "checkpoint/test_increments.py::test_a_gap_and_damage_are_named_and_the_longest_good_chain_loads",
+        "dynamic_ids/test_training.py::test_a_killed_run_goes_on_from_its_increments_bit_for_bit",
+    ],
+    "the run has trained on wrong data": [
+        "inference/test_delta.py::test_a_run_is_rewound_to_a_time",
+    ],
     "metrics, plan or report cannot be written": [
         "train/test_driver.py::test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed",
     ],

@@ -33,19 +33,26 @@ class LocalShard:
         shard: rows, columns and rank.
         parameter: the weights. Backward updates them in place, or leaves a gradient to an optimizer.
         state: views of the state of the optimizer inside backward; empty without one.
-        write_back: writes weights in a device cache back to memory.
+        kernel: looks up and trains the shard.
+        number: position of the shard among the kernel's tables.
     """
 
     shard: Shard
     parameter: nn.Parameter
     state: dict[str, torch.Tensor]
-    write_back: Callable[[], None]
+    kernel: Kernel
+    number: int
 
     @property
     def weight(self) -> torch.Tensor:
         """The weights as a plain tensor over the same memory. Read or write them before the next lookup."""
-        self.write_back()
+        self.kernel.write_back()
         return self.parameter.detach()
+
+    @property
+    def changed(self) -> torch.Tensor | None:
+        """The marks of rows that may have changed since the last checkpoint, `[rows]`; None if nothing marks them."""
+        return None if self.kernel.changed is None else self.kernel.changed.marks()[self.number]
 
 
 class ShardedTable(nn.Module):
@@ -107,8 +114,11 @@ class ShardedTable(nn.Module):
             for item in self.local:
                 first, cols = item.shard.rows.start, item.shard.cols
                 inside = (rows >= first) & (rows < item.shard.rows.stop)
-                weight = item.weight
-                weight[(rows[inside] - first).to(weight.device)] = vectors[inside, cols.start : cols.stop].to(weight)
+                weight, changed = item.weight, item.changed
+                local = (rows[inside] - first).to(weight.device)
+                if changed is not None:
+                    changed[local] = True
+                weight[local] = vectors[inside, cols.start : cols.stop].to(weight)
 
     def renew_rows(self, rows: torch.Tensor, vectors: torch.Tensor) -> None:
         """As `set_rows`, and sets the optimizer state of the rows to that of a row that was never trained.
@@ -270,12 +280,13 @@ def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes)
     context, dense = setup.context, {table.config.name for table in setup.tables if table.optimizer is None}
     local: dict[str, list[LocalShard]] = {table.config.name: [] for table in setup.tables}
     for kernel in kernels:
-        for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
-            frozen = table.optimizer is not None and table.optimizer.frozen
-            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=not frozen)
-            if frozen:
+        tensors = zip(kernel.tables, kernel.weights(), kernel.states(), strict=True)
+        for number, (table, weight, state) in enumerate(tensors):
+            trained = not table.frozen
+            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=trained)
+            if not trained:
                 parameter._in_backward_optimizers = []  # type: ignore[attr-defined]  # left out by filters
-            local[table.config.name].append(LocalShard(table.on(context.rank), parameter, state, kernel.write_back))
+            local[table.config.name].append(LocalShard(table.on(context.rank), parameter, state, kernel, number))
     shards: dict[str, list[Shard]] = {name: [] for name in local}
     for rank, route in enumerate(routes.ranks):
         for table in chain.from_iterable(route.tables.values()):

@@ -34,6 +34,8 @@ class DenseKernel:
         # The user's optimizer keeps the learning rate and the count.
         self.learning_rate, self.iteration = 0.0, 0
         self.touched: TouchedRows | None = None
+        self.changed: TouchedRows | None = None
+        self.table_of_lookup = list(table_of_lookup)
         self.leaves = [nn.Parameter(weight) for weight in self.matrix.split(self.matrix.weight_RD)]
         self._anchor = make_anchor(device)
         self._pooled = pooled

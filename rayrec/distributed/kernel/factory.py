@@ -56,6 +56,14 @@ def make_matrix_kernel(
     return make(tables, table_of_lookup, device)
 
 
+def track_changes(kernels: Sequence[Kernel], device: torch.device) -> None:
+    """Makes kernels mark the rows that they change, in `changed`. Tables of dense kernels are not marked: the user's
+    optimizer may change all of their rows."""
+    for kernel in kernels:
+        if not isinstance(kernel, DenseKernel):
+            kernel.changed = TouchedRows(kernel.tables, kernel.table_of_lookup, device)
+
+
 def _make(
     make_fused: Callable[..., Kernel],
     tables: Sequence[LocalTable],

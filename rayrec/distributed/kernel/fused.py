@@ -79,6 +79,8 @@ class FusedKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self.touched: TouchedRows | None = None
+        self.changed: TouchedRows | None = None
+        self.table_of_lookup = list(table_of_lookup)
         rule = tables[0].update.rule
         dims = [tables[table].cols.size for table in table_of_lookup]
         padding = Padding(dims, device, per_row=any(rule.rowwise.values()))
@@ -100,6 +102,8 @@ class FusedKernel:
                 return self.lookup(lookups)
         if self.touched is not None:
             self.touched.add(lookups)
+        if self.changed is not None:
+            self.changed.add(lookups)
         if self._corrects_bias:
             set_count(self._tbe, self._updates.before_next)
         weights_train = lookups.weights is not None and lookups.weights.requires_grad
@@ -196,6 +200,8 @@ class FusedVectorKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self.touched: TouchedRows | None = None
+        self.changed: TouchedRows | None = None
+        self.table_of_lookup = list(table_of_lookup)
         self._stack = StackedTables(self.tables, table_of_lookup, device)
         table, rows = self.tables[0], self._stack.num_rows
         config = replace(table.config, num_embeddings=rows)
@@ -209,6 +215,8 @@ class FusedVectorKernel:
     def lookup(self, lookups: Lookups) -> torch.Tensor:
         if self.touched is not None:
             self.touched.add(lookups)
+        if self.changed is not None:
+            self.changed.add(lookups)
         num_ids = lookups.ids.numel()
         if self._offsets.numel() <= num_ids:
             # Outside of inference mode: the offsets are kept, and backward cannot save an inference tensor.

@@ -23,6 +23,12 @@ class Kernel(Protocol):
     touched: TouchedRows | None
     """Rows looked up in training since the last averaging over replicas. None where nothing is averaged."""
 
+    changed: TouchedRows | None
+    """Rows that may have changed since the last checkpoint. None unless `track_changes` was called."""
+
+    table_of_lookup: list[int]
+    """Index in `tables` of each lookup's table."""
+
     @property
     def tables(self) -> Sequence[LocalTable]:
         """The rectangles, in the order of `weights` and `states`."""

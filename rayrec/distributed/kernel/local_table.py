@@ -38,6 +38,11 @@ class LocalTable:
         assert self.optimizer is not None
         return self.optimizer
 
+    @property
+    def frozen(self) -> bool:
+        """Whether no optimizer changes the weights."""
+        return self.optimizer is not None and self.optimizer.frozen
+
     def on(self, rank: int) -> Shard:
         """The rectangle as a shard of a plan."""
         return Shard(table=self.config.name, rows=self.rows, cols=self.cols, rank=rank)

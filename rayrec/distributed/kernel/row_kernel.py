@@ -47,6 +47,8 @@ class RowKernel:
         self.learning_rate = self.spec.learning_rate
         self.iteration = 0
         self.touched: TouchedRows | None = None
+        self.changed: TouchedRows | None = None
+        self.table_of_lookup = list(table_of_lookup)
         self.matrix = RowMatrix(tables, table_of_lookup, device)
         rows, dim = self.matrix.weight_RD.shape
         self.state = formulas.make_state(self.spec, rows, dim, device)
@@ -85,6 +87,8 @@ class RowKernel:
     def lookup(self, lookups: Lookups) -> torch.Tensor:
         if self.touched is not None:
             self.touched.add(lookups)
+        if self.changed is not None:
+            self.changed.add(lookups)
         by_row = self.matrix.row_lookups(lookups)
         vectors: torch.Tensor
         if self._pooled:
@@ -109,6 +113,8 @@ class RowKernel:
         self, rows: torch.Tensor, grads: torch.Tensor, rate: float, distinct: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """As `train`, for rows that may repeat unless `distinct`: gradients of equal rows are added up in order."""
+        if self.changed is not None:
+            self.changed.add_rows(rows)
         if distinct and self._compiled_rows is None:
             return self.train(rows, grads, rate)
         if self._compiled_rows is None or grads.numel() >= LOOP_LIMIT:

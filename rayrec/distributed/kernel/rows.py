@@ -127,20 +127,33 @@ class StackedTables:
 
 
 class TouchedRows(StackedTables):
-    """One bit per row: whether a lookup may have changed it. Replicas that are averaged every few steps need it."""
+    """One mark per row: whether a lookup may have changed it. Replicas that are averaged every few steps, and
+    checkpoints of the rows that changed, need it."""
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         super().__init__(tables, table_of_lookup, device)
-        self._bits = torch.zeros(self.num_rows, dtype=torch.bool, device=device)
+        self._bits = torch.zeros(self.num_rows + 1, dtype=torch.bool, device=device)  # the last one is the unused row
+        self._trains = not tables[0].frozen
 
     def add(self, lookups: Lookups) -> None:
-        """Marks the rows of `lookups` if gradients are enabled."""
-        if torch.is_grad_enabled():
-            self._bits[self.ids(lookups).to(torch.int64)] = True
+        """Marks the rows of `lookups` if gradients are enabled and the tables are trained."""
+        if self._trains and torch.is_grad_enabled():
+            self.add_rows(self.ids(lookups).to(torch.int64))
+
+    def add_rows(self, rows: torch.Tensor) -> None:
+        """Marks rows of the stack, int64."""
+        if rows.is_cuda:
+            self._bits.index_fill_(0, rows, True)
+        else:
+            self._bits.numpy()[rows.numpy()] = True
+
+    def marks(self) -> list[torch.Tensor]:
+        """The marks of each table's rows, as views."""
+        return self.split(self._bits)
 
     def take(self) -> list[torch.Tensor]:
         """The marked rows of each table, ascending; clears the marks."""
-        rows = [bits.nonzero().flatten() for bits in self.split(self._bits)]
+        rows = [bits.nonzero().flatten() for bits in self.marks()]
         self._bits.zero_()
         return rows
 

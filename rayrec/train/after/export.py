@@ -14,7 +14,7 @@ from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
 from rayrec.checkpoint.manifest import read_checkpoint
-from rayrec.checkpoint.reader import CheckpointWeights
+from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.formats.text_options import reading_text
 from rayrec.data.source.windows import Windows
@@ -202,7 +202,12 @@ def trained_of(
         recorded=None if data is not None else _recorded(folder, checkpoint.step),
         logit_shift=math.log(config.data.negative_rate),
         ids={} if maps is None else maps.by_feature(),
-        origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
+        origin={
+            "run": config.name,
+            "checkpoint": open_folder(checkpoint.path).name,
+            "step": checkpoint.step,
+            "time": checkpoint.manifest.time,
+        },
     )
     model = trained.make_model()
     return _for_queries(trained, model.reads) if isinstance(model, Retriever) else trained

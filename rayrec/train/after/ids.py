@@ -13,7 +13,7 @@ import torch
 from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.checkpoint.contents import MAP, TABLE, TABLE_STATE
 from rayrec.checkpoint.editing import edited
-from rayrec.checkpoint.reader import CheckpointWeights
+from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data.arrays.hashing import hash_texts
 from rayrec.dynamic_ids import IdMap, SharedMap, TableMaps
 from rayrec.train.after.export import find_checkpoint, parsed_config

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rayrec._runtime.interval import Interval
 from rayrec._runtime.strict import Section
 from rayrec.models.arguments import args_of, listed_meaning
 from rayrec.models.loss_config import RANKER_LOSSES, RETRIEVER_LOSSES
-from rayrec.train.config.interval import Interval
 from rayrec.train.config.relaunch import rules_table
 
 TYPE_NAMES = {

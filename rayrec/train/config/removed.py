@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from rayrec._runtime.interval import Interval
 from rayrec._runtime.strict import refusal
-from rayrec.train.config.interval import Interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from rayrec._runtime.interval import Interval, IntervalField
 from rayrec._runtime.strict import Section
-from rayrec.train.config.interval import Interval, IntervalField
 from rayrec.train.config.node_labels import is_label_condition, is_label_key, parse_size
 
 # Metrics of models that score rows.

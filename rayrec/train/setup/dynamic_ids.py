@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rayrec.checkpoint.reader import CheckpointWeights
+from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data.mapping.rules import Dynamic
 from rayrec.dynamic_ids import DynamicIds, Evict, SharedMap, TableMaps, connected
 from rayrec.models import Batch

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rayrec.checkpoint.reader import Reader
+from rayrec.checkpoint.increments import AnyReader
 from rayrec.checkpoint.rectangles import PIECE_BYTES, Rectangle, Rectangles
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.sharded_table import ShardedTable
@@ -106,6 +106,14 @@ class DynamicTables:
                 state[key] = Rectangles((part.size, *part.array.shape[1:]), own)
         return state
 
+    def changed(self) -> dict[str, torch.Tensor]:
+        """By key, the live marks of changes since `maps.track_changes`, for each position of this rank's range."""
+        return {
+            part.name: torch.from_numpy(part.changed)
+            for part in self.maps.saved()
+            if part.changed is not None and part.array.size
+        }
+
     def finish_warm_start(self, loaded: Iterable[str]) -> None:
         """Call after the state of some maps was filled from another run. A clock that counts steps starts anew."""
         self.maps.finish_loading()
@@ -114,7 +122,7 @@ class DynamicTables:
                 own.clock = 0
                 own.last_seen[:] = 0
 
-    def take_rows(self, name: str, earlier: EarlierIds, keys: Mapping[str, str], reader: Reader) -> int:
+    def take_rows(self, name: str, earlier: EarlierIds, keys: Mapping[str, str], reader: AnyReader) -> int:
         """Fills a map with the ids of a run without dynamic ids, and the tables with their rows. Not a collective.
 
         Args:

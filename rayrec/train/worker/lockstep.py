@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from rayrec._runtime.interval import Interval
 from rayrec.data import BatchStream, MixedStream
 from rayrec.distributed.comm import Group, all_gather, all_gather_object, combine, combine_objects
 from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
-from rayrec.train.config.interval import Interval
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")

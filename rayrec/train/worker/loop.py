@@ -322,6 +322,11 @@ class Loop:
         if self.saver.every.is_due(position.step, step.clock):
             self._save(position.merged(self.session.control))
             self.reporter.skipped_rows()
+        elif self.saver.increments.is_due(position.step, step.clock):
+            with self._stalls.measured():
+                merged = position.merged(self.session.control)
+                with self._as_saved(merged) as tensors:
+                    self.saver.save_increment(merged, self.learner, tensors)
         self.saver.report_ended()
         self.reporter.position = position
         self.reporter.progress(self.total_steps)

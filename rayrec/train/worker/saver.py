@@ -19,11 +19,13 @@ from rayrec.checkpoint import (
     DamagedCheckpointError,
     RemovedCheckpointError,
     Saving,
+    Started,
     newer_damaged,
     no_whole,
 )
 from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.errors import DamagedScoresError
+from rayrec.checkpoint.increments import usable_after
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.retention import read_scores
 from rayrec.checkpoint.warm_start import load_weights
@@ -32,7 +34,7 @@ from rayrec.distributed.comm import all_gather_object, broadcast_object, subgrou
 from rayrec.models import Retriever
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.errors import is_lost_peer
+from rayrec.train.errors import TrainError, is_lost_peer
 from rayrec.train.run.choice import best_metric, refused
 from rayrec.train.run.log import Record
 from rayrec.train.setup.init_from import WarmStart
@@ -85,6 +87,8 @@ class Saver:
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
         self.every = Every(trainer.checkpoint_every)
+        self.increments = Every(None if storage.increments is None else storage.increments.every)
+        self._increment_steps: set[int] = set()  # of increments whose outcomes were not reported
         self._waits = False  # training waits for writes, because the host has no memory for copies
 
     def _find(self) -> None:
@@ -126,6 +130,8 @@ class Saver:
         Raises:
             ValueError: the checkpoint belongs to another model or mapping, or all are damaged.
         """
+        if self._job.task == "fit" and self._job.config.storage.increments is not None:
+            self._track_changes(learner)
         if self.resumed is None:
             self._warm_start(learner)
             self._load_vectors(learner)
@@ -145,14 +151,24 @@ class Saver:
                 self._damaged.append(error)
                 if self._job.task != "fit":
                     raise refused(error) from error
-                if len(self._candidates) == 1:
+                self._candidates = usable_after(error, self._candidates)
+                if not self._candidates:
                     raise no_whole(self.store.root.path, self._damaged) from error
-                self._candidates.pop(0)
         if checkpoint.manifest.world_size != self._session.world_size:
             # Random states are valid for one world size only. A new seed avoids drawing the same numbers again.
             torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
         self._saved_step = self._complete_step = checkpoint.step
         return _with_shift(learner, checkpoint), tensors
+
+    def _track_changes(self, learner: Learner) -> None:
+        try:
+            self.store.track_changes(learner.model)
+        except ValueError as error:
+            raise TrainError(
+                f"storage.increments: {error} (`sharding.replicas: 1`), or remove storage.increments"
+            ) from None
+        if learner.dynamic is not None:
+            learner.dynamic.maps.track_changes()
 
     def _read(self, checkpoint: Checkpoint, learner: Learner) -> dict[str, torch.Tensor]:
         saved_mapping, schema = checkpoint.manifest.mapping, self._job.config.data_schema
@@ -257,6 +273,29 @@ class Saver:
             self._report_failed(step, error)
         self.report_ended()
 
+    def save_increment(
+        self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Start an increment; a full checkpoint where one is due. While an earlier save is being written, the next
+        increment has the changes of this one. If it fails, report the failure and continue."""
+        step = position.step
+        if step == self._saved_step:
+            return
+        saving = self._saving(position, learner, tensors)
+        background = self._job.config.storage.background
+        try:
+            started = self.store.save_increment(step, learner.model, learner.optimizer, saving, self._group, background)
+        except OSError as error:
+            if not is_storage_fault(error):
+                raise
+            self._report_failed(step, error)
+            return
+        if started is Started.FULL_IS_DUE:
+            self.save(position, learner, tensors)
+        elif started is Started.STARTED:
+            self._increment_steps.add(step)
+        self.report_ended()
+
     def _begin(self, step: int, learner: Learner, saving: Saving) -> None:
         storage = self._job.config.storage
         if not storage.background:
@@ -307,7 +346,7 @@ class Saver:
         self.report_ended()
         newest = on_every_rank(lambda: self.store.latest() if self._session.rank == 0 else None, self._group)
         newest = broadcast_object(newest, self._group)
-        if newest is not None and newest.step == step:
+        if newest is not None and newest.step == step and newest.manifest.link is None:
             return newest
         saved = self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
         self._saved_step = step
@@ -354,10 +393,14 @@ class Saver:
     def report_ended(self) -> None:
         """Report checkpoints that completed or failed. Not a collective."""
         for outcome in self.store.ended():
-            if outcome.error is None:
-                self._report_complete(outcome.step)
-            else:
+            is_increment = outcome.step in self._increment_steps
+            self._increment_steps.discard(outcome.step)
+            if outcome.error is not None:
                 self._report_failed(outcome.step, outcome.error)
+            elif is_increment:
+                self._report_first(outcome.step, "checkpoint", f"increment of step {outcome.step} is complete")
+            else:
+                self._report_complete(outcome.step)
 
     def close(self, error: BaseException | None = None) -> None:
         """Wait up to 20 s for an unfinished save, but not for the files of a rank that has died. Not a collective.
@@ -387,7 +430,8 @@ class Saver:
             "evaluations": self.pending_evaluations(),
         }
         maps = {} if learner.dynamic is None else learner.dynamic.rectangles()
-        return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None, maps=maps)
+        changed = {} if learner.dynamic is None else learner.dynamic.changed()
+        return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None, maps=maps, changed=changed)
 
     def _report_failed(self, step: int, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
