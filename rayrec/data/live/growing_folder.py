@@ -52,35 +52,34 @@ def list_arrived(folder: Path) -> dict[str, State]:
     return found
 
 
-def new_files(folder: Path, known: Mapping[str, Any]) -> list[Arrived]:
-    """The files that are not known, in the order of names.
+def new_files(folder: Path, known: Mapping[str, Any]) -> tuple[list[Arrived], list[FileChanged]]:
+    """(the files that are not known, in the order of names; an error for each known file that has changed)
 
     Args:
         known: the state of each known file.
-
-    Raises:
-        FileChanged: a known file has changed.
     """
     found = list_arrived(folder)
-    for name, state in found.items():
-        if name in known and tuple(known[name]) != state:
-            raise FileChanged(
-                "the file has changed since its rows were read",
-                file=str(folder / name),
-                fix="restore it, and add new rows as a new file",
-            )
-    return [Arrived(name, state) for name, state in found.items() if name not in known]
+    changed = [
+        FileChanged(
+            "the file has changed since its rows were read",
+            file=str(folder / name),
+            fix="restore it, and add new rows as a new file",
+        )
+        for name, state in found.items()
+        if name in known and tuple(known[name]) != state
+    ]
+    return [Arrived(name, state) for name, state in found.items() if name not in known], changed
 
 
-def check_whole(folder: Path, file: Arrived) -> None:
-    """Checks that a file is complete.
+def check_whole(folder: Path, file: Arrived) -> int:
+    """Checks that a file is complete; returns its rows.
 
     Raises:
         DataUnavailable: it is still being written, or was moved away.
     """
     path = str(folder / file.name)
     try:
-        read_footer(path)
+        return int(read_footer(path).metadata.num_rows)
     except DataError as error:
         raise DataUnavailable(
             f"the file is not complete: {error.problem}", file=path, fix=f"waiting for it; {ARRIVES_WHOLE}"

@@ -125,7 +125,7 @@ class FileJoin:
         """
         self._num_files, self._num_rows = 0, 0
         if self._ended:
-            if any(new_files(folder, self._files[name]) for name, folder in self._folders.items()):
+            if any(self._arrived(name) for name in self._folders):
                 problem = "new files came, but the join has ended (--final)"
                 raise DataError(problem, file=str(self._out), fix="join them into another --out")
             return self._done()
@@ -152,7 +152,7 @@ class FileJoin:
         )
 
     def _read_new(self, on_progress: Callable[[str], None]) -> None:
-        arrived = {name: new_files(folder, self._files[name])[::-1] for name, folder in self._folders.items()}
+        arrived = {name: self._arrived(name)[::-1] for name in self._folders}
         read = 0
         while any(arrived.values()):
             # The source that is behind first, so that few rows wait for the other one.
@@ -162,6 +162,12 @@ class FileJoin:
             if read >= self._commit_rows:
                 self._commit()
                 read = 0
+
+    def _arrived(self, name: str) -> list[Arrived]:
+        arrived, changed = new_files(self._folders[name], self._files[name])
+        if changed:
+            raise changed[0]
+        return arrived
 
     def _read(self, name: str, file: Arrived) -> int:
         folder = self._folders[name]
