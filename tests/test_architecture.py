@@ -171,7 +171,7 @@ def packages_in(folder: str) -> list[str]:
 
 
 def test_rooms_of_data_point_one_way() -> None:
-    rooms = ["arrays", "formats", "mapping", "source", "order", "stream", "tools"]
+    rooms = ["arrays", "formats", "mapping", "source", "order", "stream", "tools", "live"]
     assert sorted(rooms) == packages_in("rayrec/data")
     order = [*rooms]
     order.insert(order.index("stream"), "config")

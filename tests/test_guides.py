@@ -135,6 +135,22 @@ def test_the_guide_of_time_order_works_as_it_stands(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.long
+def test_the_guide_of_live_data_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guides" / "live.md"
+    (source,), (config,), (shell,) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    exec(compile(source, page.name, "exec"), {})
+    Path("live.yaml").write_text(config)
+    for line in shell.splitlines():
+        run(line)
+    joined = sum(pq.read_metadata(path).num_rows for path in Path("joined").glob("*.parquet"))
+    told = [record for record in RunFolder(Path("runs/live")).read_metrics() if record["kind"] == "train"]
+    assert told[-1]["samples"] == joined > 6000
+    assert max(record["auc"] or 0 for record in told) > 0.7
+    assert told[-1]["watermark"] > "1970-01-02" and told[-1]["late_rows"] == 0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_works_as_it_stands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -228,6 +228,88 @@ def events(
 
 
 @data.command()
+def join(
+    log: Annotated[Path, typer.Argument(metavar="LOG", parser=path, help="Folder of a service's feature log.")],
+    events: Annotated[
+        Path,
+        typer.Argument(metavar="EVENTS", parser=path, help="Folder of Parquet files with label events: key and time."),
+    ],
+    window: Annotated[str, typer.Option(help="How long a row waits for events, e.g. 30m or 1h.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the joined rows and of the join's state.")] = Path(
+        "joined"
+    ),
+    late: Annotated[
+        Literal["correct", "drop", "reweigh"],
+        typer.Option(
+            help="A positive after the window: `correct` writes the row again, with a weight that takes the earlier "
+            "negative back; `reweigh` writes it again and weights all negatives by the probability that they are "
+            "real; `drop` counts it."
+        ),
+    ] = "correct",
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", help="Column to write; may be repeated, with --kind. Default: label.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Column of the events with the name of the label. Default: each is a positive.")
+    ] = None,
+    keep: Annotated[str, typer.Option(help="How long after a row late positives are used.")] = "1d",
+    lateness: Annotated[str, typer.Option(help="How much later than newer rows a row or an event may come.")] = "1m",
+    idle: Annotated[
+        str, typer.Option(help="How far log or events may be behind the other before they are not waited for.")
+    ] = "1h",
+    late_share: Annotated[
+        float | None, typer.Option(help="With reweigh: share of positives that come late. Default: counted.")
+    ] = None,
+    request: Annotated[str, typer.Option(help="Column of the request id.")] = "_request",
+    row: Annotated[str, typer.Option(help="Column of the row in the request.")] = "_row",
+    time: Annotated[str, typer.Option(help="Column of the time.")] = "_time",
+    unit: Annotated[Literal["s", "ms", "us", "ns"], typer.Option(help="Unit of times that are numbers.")] = "s",
+    final: Annotated[bool, typer.Option("--final", help="Nothing more comes: close all windows.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Join a service's feature log with label events, exactly once; run it again when new files have arrived."""
+    from dataclasses import asdict
+
+    from rayrec.data.live.join_files import FileJoin, Patience
+    from rayrec.data.live.label_join import COUNTS, JoinSpec
+
+    spec = JoinSpec(
+        window_s=_seconds("--window", window),
+        late=late,
+        keep_s=max(_seconds("--keep", keep), _seconds("--window", window)),
+        labels=tuple(labels or ("label",)),
+        kind=kind,
+        request=request,
+        row=row,
+        time=time,
+        unit=unit,
+        late_share=late_share,
+    )
+    patience = Patience(lateness_s=_seconds("--lateness", lateness), idle_s=_seconds("--idle", idle))
+    with FileJoin(log, events, out, spec, patience) as joining:
+        done = joining.run(final=final)
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
+    typer.echo(
+        f"{done.rows:,} rows from {done.files:,} new files in {out}; {done.waiting:,} rows wait for their window"
+    )
+    typer.echo(
+        "".join(f"  {done.counts[name]:,} {text}\n" for name, text in COUNTS.items() if done.counts[name]), nl=False
+    )
+
+
+def _seconds(option: str, text: str) -> int:
+    """Seconds of a duration; `30m` is 30 minutes."""
+    from rayrec.data.mapping.rules import duration_s
+
+    seconds = duration_s(re.sub(r"(?<=[0-9 ])m$", "min", text))
+    if seconds is None:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 30m, 1h, 90s or 2d", param_hint=option)
+    return seconds
+
+
+@data.command()
 def fit(
     config: Config,
     out: Annotated[Path, typer.Option(parser=path, help="The config to write, with all statistics.")],

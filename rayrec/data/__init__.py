@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rayrec.data.formats.convert import convert
     from rayrec.data.formats.parquet_writer import Layout
     from rayrec.data.formats.text_options import TextOptions
+    from rayrec.data.live.join_files import FileJoin
+    from rayrec.data.live.label_join import JoinSpec, LabelJoin
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.rules import Dynamic, Hash, Identity, Vocabulary
@@ -49,11 +51,14 @@ __all__ = [
     "DenseFeature",
     "Dynamic",
     "FileChanged",
+    "FileJoin",
     "FooterIndex",
     "FooterReading",
     "Hash",
     "Identity",
+    "JoinSpec",
     "Label",
+    "LabelJoin",
     "Layout",
     "Manifest",
     "Mapping",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayrec._runtime.strict import Section, Strict, refusal
 from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.mapping.rules import duration_s
 from rayrec.data.source.dataset import DataSet, TrainingData
+
+_DURATION = r"^[1-9][0-9]* ?(s|min|h|d)$"
 
 
 class BadRows(Strict):
@@ -130,7 +133,7 @@ class WindowsConfig(Section):
 
     rows: int | None = Field(default=None, ge=1)
     """Rows of a window. The last window has the rest."""
-    time: str | None = Field(default=None, pattern=r"^[1-9][0-9]* ?(s|min|h|d)$")
+    time: str | None = Field(default=None, pattern=_DURATION)
     """Length of a window, e.g. 1d, 6h, 30min or 90s, counted from 1970 in UTC. Lengths without rows are left out."""
     eval_every: int = Field(default=1, ge=1)
     """Windows between evaluations. The last evaluation of a run is always made."""
@@ -141,6 +144,56 @@ class WindowsConfig(Section):
     def seconds(self) -> int | None:
         """Seconds of a window of `time`; None for windows of rows."""
         return None if self.time is None else duration_s(self.time)
+
+
+class JoinConfig(Section):
+    """Labels that come late: the rows of `data.train` are a service's feature log without labels."""
+
+    events: str
+    """Folder of label events, with the columns `_request`, `_row` and `_time`."""
+    window: str = Field(pattern=_DURATION)
+    """How long a row waits for events, e.g. 30min."""
+    late: Literal["correct", "drop", "reweigh"] = "correct"
+    """What happens to a positive after the window: see `rayrec data join`."""
+    labels: list[str] = Field(default=["label"], min_length=1)
+    """Columns to write."""
+    kind: str | None = None
+    """Column of the events with the name of the label; needed for several labels."""
+    keep: str = Field(default="1d", pattern=_DURATION)
+    """How long after a row late positives are used."""
+    lateness: str = Field(default="1min", pattern=_DURATION)
+    """How much later than newer rows a row or an event may come."""
+    idle: str = Field(default="1h", pattern=_DURATION)
+    """How far log or events may be behind the other before they are not waited for."""
+
+
+class FollowConfig(Section):
+    """Training on a folder to which files are added."""
+
+    poll: str = Field(default="1s", pattern=_DURATION)
+    """Time between two looks for new files; at most a minute."""
+    idle: str | None = Field(default=None, pattern=_DURATION)
+    """End the run after so long without new files, with a checkpoint. Default: wait for ever."""
+    until: datetime | None = Field(default=None, strict=False)
+    """End the run when `schema.timestamp` of the rows has passed this time (UTC), with a checkpoint."""
+    lateness: str = Field(default="0s", pattern=r"^[0-9]+ ?(s|min|h|d)$")
+    """How much older than the newest row a new row may be before it counts as late. Late rows are trained on."""
+    files: int = Field(default=256, ge=1)
+    """Maximum files taken at a time."""
+    join: JoinConfig | None = None
+    """Join the rows with labels first."""
+
+    @field_validator("poll")
+    @classmethod
+    def _polls_often(cls, value: str) -> str:
+        if (duration_s(value) or 0) > 60:
+            raise ValueError("look at least every minute: ranks wait for one another meanwhile")
+        return value
+
+    @field_validator("until")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
 class DataConfig(Section):
@@ -183,6 +236,10 @@ class DataConfig(Section):
     e.g. `[year, month, day]`. Each epoch trains on one value, in order, and is evaluated on the next one.
     `trainer.epochs` is the number of values minus one. A relaunch continues with the smallest value after the last one
     trained on."""
+    follow: FollowConfig | None = None
+    """Train on the files of the folder `data.train` as they arrive, in the order of their names, until the run is
+    stopped; `true` uses the defaults. Sets `shuffle: none`. A relaunch continues at the row where the last one stopped.
+    Files must arrive whole: write them under a hidden name such as `.1.parquet`, and rename them."""
     read: ReadOptions = Field(default=ReadOptions(), description="Options for reading the files.")
 
     @model_validator(mode="after")
@@ -215,8 +272,25 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _time_is_not_shuffled(cls, raw: Any) -> Any:
-        ordered = isinstance(raw, Mapping) and raw.get("order") is not None and "shuffle" not in raw
-        return {**raw, "shuffle": "none"} if ordered else raw
+        if isinstance(raw, Mapping) and isinstance(raw.get("follow"), bool):
+            raw = {**raw, "follow": {} if raw["follow"] else None}
+        ordered = isinstance(raw, Mapping) and (raw.get("order") is not None or raw.get("follow") is not None)
+        return {**raw, "shuffle": "none"} if ordered and "shuffle" not in raw else raw
+
+    @model_validator(mode="after")
+    def _follows_one_folder(self) -> Self:
+        if self.follow is None:
+            return self
+        if self.windowed:
+            raise refusal("data.follow", "follows files as they arrive: remove order or progressive")
+        train = self.train
+        if not isinstance(train, DataSet) or not isinstance(train.path, str) or train.table or "://" in train.path:
+            raise refusal("data.follow", "follows one local folder: name it in data.train")
+        if train.filters:
+            raise refusal("data.train.filters", "follow reads all rows: remove the filters")
+        if self.shuffle != "none":
+            raise refusal("data.shuffle", "follow reads the rows in the order of the files: remove shuffle")
+        return self
 
     @model_validator(mode="after")
     def _windows_of_one_order(self) -> Self:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start, with_row_laws
 from rayrec.train.setup.init_vectors import initial_vectors
+from rayrec.train.worker.follow import follower_of
 from rayrec.train.worker.limits import is_raised
 from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
@@ -228,6 +229,7 @@ class Trainer:
             sets=sets,
             popular=isinstance(model, Retriever)
             and self._periods is None
+            and config.data.follow is None
             and model.item not in config.data_schema.dynamic,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
@@ -253,9 +255,20 @@ class Trainer:
             manifest = Manifest.of(data.train, schema, reading, rows, data.progressive)
             self._keep_id_types(manifest)
             return manifest, manifest
-        train = manifest_of(data.train, self.config.training_schema, reading, rows)
+        if data.follow is not None:
+            train: Manifest | Mix = self._first_chunk()
+        else:
+            train = manifest_of(data.train, self.config.training_schema, reading, rows)
         self._keep_id_types(train.parts[0])
         return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
+
+    def _first_chunk(self) -> Manifest:
+        """The first rows to train on of a followed folder; waits for them."""
+        latest = newest_checkpoint(self.folder)
+        position = START if latest is None else Position.from_dict(latest.extra["position"])
+        follower = follower_of(self.config, self.folder.checkpoints, self.folder.path, self.display.say)
+        with closing(follower):
+            return follower.wait(position.epoch + position.cursor.over).manifest
 
     def _keep_id_types(self, trained: Manifest) -> None:
         schema = fill_id_types(self.config.data_schema, dict(trained.columns))
@@ -311,6 +324,8 @@ class Trainer:
         raw = self.folder.read_result()
         trainer = self.config.trainer
         if raw is None or self._starts_over or is_raised(raw.get("limit"), trainer):
+            return None
+        if self.config.data.follow is not None and not raw.get("limit"):
             return None
         if raw["epochs"] < trainer.epochs and not raw.get("ended"):
             return None

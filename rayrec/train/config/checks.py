@@ -295,14 +295,15 @@ def check_schedules(
         if data.eval is None and not data.windowed:
             raise refusal("optimizers.plateau", "it watches evaluations: set data.eval")
     filtered = data.negative_rate < 1 or any(data_set.filters for data_set in data_sets(data.train))
-    if trainer.max_steps is not None or not (filtered or data.windowed):
+    if trainer.max_steps is not None or not (filtered or data.windowed or data.follow is not None):
         return
     for part, schedule in (("dense", optimizers.dense.schedule), ("sparse", optimizers.sparse.schedule)):
         for name in schedule.shares:
             raise refusal(
                 f"optimizers.{part}.schedule.{name}",
-                "the steps of a run with data.order, data.progressive, filters or data.negative_rate are not known at "
-                f"its start: set trainer.max_steps, or a number of steps instead of {getattr(schedule, name)}",
+                "the steps of a run with data.order, data.progressive, data.follow, filters or data.negative_rate are "
+                "not known at its start: set trainer.max_steps, or a number of steps instead of "
+                f"{getattr(schedule, name)}",
             )
 
 
@@ -435,6 +436,8 @@ def check_data(data: DataConfig, schema: Schema) -> None:
     """The order of time has a column of times, and negative sampling works with these labels."""
     if data.order is not None and schema.timestamp is None:
         raise refusal("data.order", "time needs schema.timestamp, the column with the time of the rows")
+    if data.follow is not None and data.follow.until is not None and schema.timestamp is None:
+        raise refusal("data.follow.until", "needs schema.timestamp, the column with the time of the rows")
     if data.negative_rate < 1 and len(schema.tasks) > 1:
         raise refusal(
             "data.negative_rate",

@@ -17,7 +17,7 @@ def at_start(config: TrainConfig, rows: int, cores: float | None) -> list[str]:
         cores: number of cores that this process may use; None if workers run on other machines.
     """
     trainer, warnings = config.trainer, []
-    if trainer.batch_size >= rows:
+    if trainer.batch_size >= rows and config.data.follow is None:
         warnings.append(_one_step(trainer.batch_size, rows))
     if cores is not None and trainer.least_workers > max(1.0, cores):
         warnings.append(
@@ -36,7 +36,7 @@ def at_end(config: TrainConfig, outcome: Mapping[str, Any]) -> list[str]:
     batch, train = config.trainer.batch_size, outcome["train"]
     warnings = []
     rows = train["samples"] // max(1, outcome["epochs"])
-    if 0 < rows <= batch:
+    if 0 < rows <= batch and config.data.follow is None:
         warnings.append(_one_step(batch, rows))
     evaluation = outcome["eval"] or {}
     warnings += of_evaluation(evaluation)

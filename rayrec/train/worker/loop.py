@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
 from rayrec.train.worker.background import BackgroundEvaluations
 from rayrec.train.worker.evaluator import Evaluator
+from rayrec.train.worker.follow import Following
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.limits import Limit, planned_steps, reached, reason
-from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
+from rayrec.train.worker.lockstep import Every, Load, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.profiling import ExchangeClock, Profile, Stalls
@@ -77,13 +79,16 @@ def _fit_from_checkpoint(
     saver = Saver(job, session, reporter.event)
     try:
         reporter.position = position = _resumed_position(job, saver, halvings)
-        streams.prepare("train", position.cursor)
+        follows = job.config.data.follow is not None
+        if not follows:
+            streams.prepare("train", position.cursor)
         learner, tensors = _load(job, session, saver)
         loaded = _resumed_position(job, saver, halvings)
         if loaded != position:  # the newest checkpoint was damaged
             reporter.position = loaded
-            streams.close()
-            streams.prepare("train", loaded.cursor)
+            if not follows:
+                streams.close()
+                streams.prepare("train", loaded.cursor)
         return Loop(job, session, streams, saver, learner, tensors, reporter).run()
     except Exception as error:
         ended = error
@@ -97,6 +102,8 @@ def _fit_from_checkpoint(
 def _resumed_position(job: Job, saver: Saver, halvings: int) -> Position:
     position = START if saver.resumed is None else Position.from_dict(saver.resumed.extra["position"])
     position = position.among(job.periods)
+    if job.config.data.follow is not None and position.cursor.over:  # the files of the chunk may be gone
+        position = position.next_epoch()
     return replace(position, halvings=max(position.halvings, halvings))
 
 
@@ -162,6 +169,9 @@ class Loop:
         self.background: BackgroundEvaluations | None = None  # evaluations that training does not wait for
         if job.eval is not None and self.config.trainer.evaluate == "background":
             self.background = BackgroundEvaluations(session, saver, reporter, self.config.trainer.hang_s)
+        self.following: Following | None = None
+        if self.config.data.follow is not None:
+            self.following = Following(job, session, lambda text: reporter.event("waiting", text))
         self.last_epoch = self._last_epoch(reporter.position)
         self.saved: Checkpoint | None = None  # the last complete one
         schema, trainer = self.config.data_schema, self.config.trainer
@@ -181,6 +191,8 @@ class Loop:
         self.ended: str | None = None  # why training ends before the last epoch
         self.limit: Limit | None = None  # that ends it
         self._planned_steps = planned_steps(trainer, job.train.rows)
+        if self.following is not None:  # without an end, except by max_steps
+            self._planned_steps = trainer.max_steps or 0
         self._began = 0.0  # rank 0's clock at `elapsed_s` 0
         self._lines = Every(trainer.log_every)
         self._evaluations = Every(trainer.eval_every)
@@ -196,6 +208,8 @@ class Loop:
                 return self._run(self.reporter.position)
         finally:
             self._profile.close()
+            if self.following is not None:
+                self.following.close()
 
     def _run(self, position: Position) -> dict[str, Any]:
         self.reporter.begin(self.saver.resumed, self.learner)
@@ -210,10 +224,14 @@ class Loop:
         self._end_at_limit(position)
         self._end_early(position)
         while True:
+            if self.following is not None and self.ended is None:
+                position = self._follow(self.following, position)
             if self.ended is None:
                 position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
-            evaluated = self.job.eval is not None and (last or not (position.epoch + 1) % self.config.data.eval_every)
+            # A chunk of a followed folder may be small: only `trainer.eval_every` evaluates in between.
+            ends_period = self.following is None and not (position.epoch + 1) % self.config.data.eval_every
+            evaluated = self.job.eval is not None and (last or ends_period)
             if last:
                 self._save_last(position)
             elif self.config.storage.keep_best is not None and evaluated and self.background is None:
@@ -231,9 +249,36 @@ class Loop:
 
     def _last_epoch(self, position: Position) -> int:
         periods, period = self.job.periods, position.cursor.only
+        if self.following is not None:
+            return sys.maxsize
         if periods is None or period is None:
             return self.config.trainer.epochs - 1
         return position.epoch + len(periods.remaining(period[1]))
+
+    def _follow(self, following: Following, position: Position) -> Position:
+        """Wait for the rows of the position's epoch; ends the run if no more are wanted."""
+        at, every = position, self.config.trainer.checkpoint_every
+
+        def while_waiting(load: Load) -> bool:
+            nonlocal at
+            at = self.reporter.position = replace(at, elapsed_s=load.clock - self._began)
+            if load.stop:
+                self._stop(at)
+            if load.evaluated and self.background is not None:
+                at = self._use(at, self.background.take())
+            seconds = None if every is None else every.seconds
+            if seconds is not None and self.saver.is_behind(at.step) and self.saver.every.is_due(at.step, load.clock):
+                self._save(at)
+            self.saver.report_ended()
+            self._end_at_limit(at)
+            return self.ended is None
+
+        chunk = following.take(position.epoch, while_waiting)
+        if chunk is not None:
+            self.streams.train = chunk.manifest
+        elif following.ended is not None:
+            self._end(at, following.ended)
+        return at
 
     def _epoch(self, position: Position) -> Position:
         """Train on the rest of the position's epoch."""
@@ -259,7 +304,10 @@ class Loop:
                 if stream.batches_left * seconds < PREPARE_AHEAD_S:
                     self._prepare_next(position)
                 start, exchange_s = time.perf_counter(), self._exchanges.seconds
-        if is_whole and position.step == first_step and (self.job.periods is None or self.job.periods.spans is None):
+        may_be_empty = self.following is not None or (
+            self.job.periods is not None and self.job.periods.spans is not None
+        )
+        if is_whole and position.step == first_step and not may_be_empty:
             names = ", ".join(map(str, data_sets(self.config.data.train)))
             raise TrainError(
                 f"No training rows: all {self.job.epoch_rows(position.cursor):,} rows of {names} were filtered out or "
@@ -290,15 +338,17 @@ class Loop:
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """Expected steps to the end of the run; estimates the number of rows that filters drop."""
         trainer = self.config.trainer
+        if self.following is not None:  # what comes is not known
+            return stream.batches_left if trainer.max_steps is None else trainer.max_steps - position.step
         per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / trainer.batch_size
         steps = stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
         return steps if trainer.max_steps is None else min(steps, trainer.max_steps - position.step)
 
     def _prepare_next(self, position: Position) -> None:
         """Start to read the rows after this epoch: of the evaluation and of the next epoch."""
-        if self.job.eval is not None and self.background is None:
+        if self.job.eval is not None and self.background is None and self.following is None:
             self.streams.prepare("eval", self.evaluator.rows(position))
-        if position.epoch < self.last_epoch:
+        if position.epoch < self.last_epoch and self.following is None:
             self.streams.prepare("train", position.next_epoch(self.job.periods).cursor)
 
     def _after_step(self, position: Position, step: StepInput) -> Position:
@@ -356,6 +406,7 @@ class Loop:
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
         values |= self._lookups(position)
+        values |= {} if self.following is None else self.following.values()
         if self.learner.dynamic is not None:
             values["dynamic_ids"] = self.learner.dynamic.take_statistics(self.session.control)
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)

@@ -90,7 +90,7 @@ class Reporter:
         """
         if time.monotonic() - self._progress_at >= PROGRESS_EVERY_S:
             self._progress_at = time.monotonic()
-            epochs = self._job.config.trainer.epochs
+            epochs = max(self._job.config.trainer.epochs, self.position.epoch + 1)
             self.record("progress", self.position, epochs=epochs, total_steps=total_steps)
 
     @contextmanager

@@ -111,6 +111,10 @@ class Saver:
             scored = set(read_scores(self.store.root))
         return *self.store.candidates(), scored
 
+    def is_behind(self, step: int) -> bool:
+        """Whether a step has no checkpoint, nor one being written. Not a collective."""
+        return self._saved_step != step
+
     @property
     def unscored(self) -> bool:
         """Whether a crash interrupted the evaluation of the checkpoint to resume from."""

@@ -25,6 +25,7 @@ class Streams:
     def __init__(self, job: Job, session: Session) -> None:
         self._job, self._session = job, session
         self._ready: dict[tuple[Use, int], Stream | Exception] = {}
+        self.train: Manifest | SharedManifest | Mix = job.train  # with `data.follow`, the rows of the current epoch
 
     def prepare(self, use: Use, cursor: Cursor) -> None:
         """Open a stream for a later `take`. If this fails, `take` raises the error."""
@@ -60,7 +61,7 @@ class Streams:
 
     def _open(self, use: Use, cursor: Cursor) -> Stream:
         job = self._job
-        manifest = job.train if use in ("train", "popular") else job.eval if use == "eval" else job.sets[use]
+        manifest = self.train if use in ("train", "popular") else job.eval if use == "eval" else job.sets[use]
         assert manifest is not None
         if isinstance(manifest, Mix):
             return self._open_mix(manifest, cursor)

@@ -1,0 +1,284 @@
+"""`Follower`: cuts what arrives in a folder into chunks, which are trained on one after the other.
+
+A ledger records the files of each chunk before any of its rows is read. So a chunk has the same rows in the same order
+after any restart and for any number of ranks, and a position in the data is the number of a chunk and the rows done in
+it. One process of a run, rank 0, follows; before the workers start, the driver does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayrec.data.arrays.arrow_types import decoded, micros_of
+from rayrec.data.config import FollowConfig, JoinConfig
+from rayrec.data.live.growing_folder import Arrived, check_whole, new_files
+from rayrec.data.live.join_files import FileJoin, Patience
+from rayrec.data.live.label_join import JoinSpec
+from rayrec.data.mapping.rules import duration_s
+from rayrec.data.mapping.schema import Schema, Timestamp
+from rayrec.data.source.dataset import DataSet
+from rayrec.data.source.footers import FooterReading
+from rayrec.data.source.manifest import Manifest
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.folder import Folder
+from rayrec.storage.parquet import open_parquet
+
+_KNOWN = "known.json"
+_ENTRIES = 4096  # of the ledger; half of them are folded into `known.json` when there are more
+LEDGER, JOINED = "followed", "joined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Files that are trained on together.
+
+    Args:
+        number: from 0; a run's epoch of this number trains on it.
+        manifest: the rows.
+        watermark_us: newest time of the rows so far less the lateness, in µs since 1970; None without times.
+        late_rows: rows of this chunk that are older than the watermark before it.
+    """
+
+    number: int
+    manifest: Manifest
+    watermark_us: int | None
+    late_rows: int
+
+
+class Follower:
+    """Follows the folder of `data.train`.
+
+    Args:
+        data: the folder.
+        schema: of the columns to train on.
+        timestamp: column with the time of the rows, for the watermark.
+        ledger: folder of the ledger.
+        joined: folder for the output of `follow.join`.
+        tell: called once with each problem that new rows wait for.
+    """
+
+    def __init__(
+        self,
+        data: DataSet,
+        follow: FollowConfig,
+        schema: Schema,
+        timestamp: Timestamp | None,
+        ledger: Folder,
+        joined: Path,
+        tell: Callable[[str], object],
+        reading: FooterReading | None = None,
+    ) -> None:
+        assert isinstance(data.path, str), "checked with the config"
+        self._follow, self._schema, self._timestamp, self._ledger = follow, schema, timestamp, ledger
+        self._folder = Path(data.path) if follow.join is None else joined
+        self._source, self._reading, self._tell = Path(data.path), reading or FooterReading(), tell
+        self._told: set[str] = set()
+        self._join: FileJoin | None = None
+        self._known: dict[str, Any] = {}
+        self._next = 0  # the first chunk that the ledger does not have
+        self._watermark: int | None = None
+        self._read_ledger()
+        self._waits_since: float | None = None
+
+    def close(self) -> None:
+        """Lets another process join."""
+        if self._join is not None:
+            self._join.close()
+            self._join = None
+
+    def chunk(self, number: int) -> Chunk | None:
+        """A chunk; None if its files have not arrived.
+
+        Raises:
+            DataError: a recorded chunk whose files are missing or have changed; files that cannot be trained on.
+        """
+        if number >= self._next and not self._take():
+            self._waits_since = self._waits_since or time.monotonic()
+            return None
+        self._waits_since = None
+        entry = self._entry(number)
+        missing = [name for name in entry["files"] if not (self._folder / name).exists()]
+        if missing:
+            raise DataError(
+                "data.follow: a file of the chunk in training is missing",
+                file=str(self._folder / missing[0]),
+                fix="restore it until its rows are trained on, or start a new run with init_from this run",
+            )
+        manifest = self._manifest(list(entry["files"]))
+        return Chunk(number=number, manifest=manifest, watermark_us=entry["watermark"], late_rows=entry["late_rows"])
+
+    def next(self, number: int) -> Chunk | str | None:
+        """A chunk, why the run ends instead, or None: it goes on waiting."""
+        follow, started = self._follow, number < self._next
+        if follow.until is not None and self._watermark is not None and not started:
+            until = round(follow.until.timestamp() * 1e6)
+            if self._watermark >= until:
+                return f"the rows have passed {shown(until)} (data.follow.until)"
+        if (chunk := self.chunk(number)) is not None:
+            return chunk
+        idle = None if follow.idle is None else duration_s(follow.idle)
+        assert self._waits_since is not None, "set by chunk"
+        if idle is not None and time.monotonic() - self._waits_since >= idle:
+            return f"no new files for {follow.idle} (data.follow.idle)"
+        return None
+
+    def wait(self, number: int) -> Chunk:
+        """A chunk, after waiting for its files.
+
+        Raises:
+            DataError: the run ends before they arrive.
+        """
+        while (found := self.next(number)) is None:
+            self._say(f"waiting for files in {self._folder}")
+            self.sleep()
+        if isinstance(found, str):
+            fix = "add files, or change the limit"
+            raise DataError(f"data.follow: nothing to train on: {found}", file=str(self._folder), fix=fix)
+        return found
+
+    def sleep(self) -> None:
+        """Sleeps until the next look for new files."""
+        time.sleep(duration_s(self._follow.poll) or 1)
+
+    def _take(self) -> bool:
+        """Records the next chunk of the files that have arrived; False if there are none."""
+        if (self._follow.join is not None and not self._joins(self._follow.join)) or not self._folder.is_dir():
+            return False
+        arrived, changed = new_files(self._folder, self._known)
+        for error in changed:
+            self._say(str(error))
+        whole: list[Arrived] = []
+        for file in arrived:
+            if len(whole) < self._follow.files and self._has_rows(file):
+                whole.append(file)
+        if not whole:
+            return False
+        watermark, late_rows = self._times([file.name for file in whole])
+        files = {file.name: file.state for file in whole}
+        entry = {"files": files, "watermark": watermark, "late_rows": late_rows}
+        self._ledger.write(_name(self._next), json.dumps(entry).encode())
+        self._known |= files
+        self._next, self._watermark = self._next + 1, watermark
+        self._fold()
+        return True
+
+    def _has_rows(self, file: Arrived) -> bool:
+        """False for a file that is not complete, or has no rows."""
+        try:
+            if check_whole(self._folder, file):
+                return True
+            self._known[file.name] = file.state
+        except DataUnavailable as error:
+            self._say(str(error))
+        return False
+
+    def _joins(self, config: JoinConfig) -> bool:
+        """Joins what has arrived; False if nothing can be joined yet."""
+        if not self._source.is_dir() or not Path(config.events).is_dir():
+            return False
+        if self._join is None:
+            spec, patience = join_options(config)
+            self._join = FileJoin(self._source, Path(config.events), self._folder, spec, patience)
+        try:
+            self._join.run()
+        except (DataUnavailable, FileChanged) as error:
+            self._say(str(error))
+        return True
+
+    def _manifest(self, names: list[str]) -> Manifest:
+        paths = [str(self._folder / name) for name in names]
+        return Manifest.read(paths, self._schema, reading=self._reading)
+
+    def _times(self, names: list[str]) -> tuple[int | None, int]:
+        """(the watermark after the files, rows that are older than the watermark before them)"""
+        timestamp, late_rows, watermark = self._timestamp, 0, self._watermark
+        if timestamp is None:
+            return None, 0
+        newest = None
+        for name in names:
+            path = str(self._folder / name)
+            with open_parquet(path) as parquet:
+                if timestamp.column not in parquet.schema_arrow.names:
+                    continue  # the manifest names it
+                column = parquet.read(columns=[timestamp.column]).column(0).drop_null()
+            times = micros_of(decoded(column.combine_chunks()), timestamp.unit)
+            if watermark is not None:
+                late_rows += int(np.count_nonzero(times < watermark))
+            if len(times):
+                newest = max(int(times.max()), newest if newest is not None else int(times.max()))
+        if newest is None:
+            return watermark, late_rows
+        newest -= (duration_s(self._follow.lateness) or 0) * 1_000_000
+        return newest if watermark is None else max(newest, watermark), late_rows
+
+    def _say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
+
+    def _read_ledger(self) -> None:
+        names = self._ledger.names()
+        numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit())
+        if _KNOWN in names:
+            facts = json.loads(self._ledger.read(_KNOWN))
+            self._known, self._next, self._watermark = facts["files"], facts["next"], facts["watermark"]
+        for number in numbers:
+            entry = json.loads(self._ledger.read(_name(number)))
+            self._known |= entry["files"]
+            if number >= self._next:
+                self._next, self._watermark = number + 1, entry["watermark"]
+        self._oldest = numbers[0] if numbers else self._next
+
+    def _entry(self, number: int) -> dict[str, Any]:
+        try:
+            entry: dict[str, Any] = json.loads(self._ledger.read(_name(number)))
+        except FileNotFoundError as error:
+            raise DataError(
+                f"data.follow: the checkpoint stands in chunk {number}, which the ledger does not have",
+                file=self._ledger.path,
+                fix="restore the run folder, or start a new run with init_from this run",
+            ) from error
+        return entry
+
+    def _fold(self) -> None:
+        """Bounds the number of entries of the ledger. Forgets files that were removed from the folder."""
+        if self._next - self._oldest <= _ENTRIES:
+            return
+        files = {name: state for name, state in self._known.items() if (self._folder / name).exists()}
+        facts = {"files": files, "next": self._next, "watermark": self._watermark}
+        self._ledger.write(_KNOWN, json.dumps(facts).encode())
+        until = self._next - _ENTRIES // 2
+        for number in range(self._oldest, until):
+            self._ledger.remove(_name(number))
+        self._known, self._oldest = files, until
+
+
+def join_options(config: JoinConfig) -> tuple[JoinSpec, Patience]:
+    """How `data.follow.join` joins."""
+
+    def seconds(text: str) -> int:
+        return duration_s(text) or 0
+
+    window = seconds(config.window)
+    spec = JoinSpec(
+        window_s=window, late=config.late, keep_s=max(window, seconds(config.keep)), labels=tuple(config.labels),
+        kind=config.kind,
+    )  # fmt: skip
+    return spec, Patience(lateness_s=seconds(config.lateness), idle_s=seconds(config.idle))
+
+
+def shown(time_us: int) -> str:
+    """A time in UTC as text."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def _name(number: int) -> str:
+    return f"{number:09d}.json"

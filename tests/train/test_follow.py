@@ -1,0 +1,201 @@
+"""Training on a folder to which files are added: every row once, in the order of arrival, until the run is ended."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch.distributed as dist
+from rich.console import Console
+
+from rayrec.train import Display, Interrupted, Result, RunFolder, Trainer, parse_config
+from rayrec.train.errors import is_lost_peer
+from tests.ranks import RankError, on_ranks
+from tests.train import small
+from tests.train.row_log import Noted, noted, with_row_ids
+from tests.train.small import fit_job, make_job
+from tests.train.test_exactly_once import committed
+
+FILE_ROWS = 40
+
+
+def write(folder: Path, numbers: Sequence[int], *, rows: int = FILE_ROWS) -> None:
+    """Files that arrive whole; their rows are numbered through, one a second."""
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        part = small.table(2000, seed=0).slice(number * FILE_ROWS, rows)
+        at = pa.array(np.arange(number * FILE_ROWS, number * FILE_ROWS + rows), pa.timestamp("s"))
+        pq.write_table(part.append_column("when", at), folder / f".{number}.parquet", row_group_size=16)
+        (folder / f".{number}.parquet").rename(folder / f"{number:03d}.parquet")
+
+
+def config(folder: Path, workers: int = 0, **follow: Any) -> dict[str, Any]:
+    raw = with_row_ids(folder, 2000, trainer__batch_size=32, trainer__num_workers=workers)
+    raw["schema"]["timestamp"] = {"column": "when"}
+    raw["data"] = {"train": str(folder / "log"), "follow": {"poll": "1s", "idle": "1s", **follow}}
+    return raw
+
+
+def fit(raw: dict[str, Any], log: Path) -> Result:
+    display = Display(Console(file=io.StringIO()))
+    return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
+
+
+def rows_of(log: Path, ranks: int = 1) -> list[int]:
+    return [row for rank in range(ranks) for step in noted(log, rank) for row in step]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return list(RunFolder(folder / "runs" / "small").read_metrics())
+
+
+def test_files_are_trained_on_as_they_arrive_and_a_relaunch_goes_on(tmp_path: Path) -> None:
+    log, raw = tmp_path / "log", config(tmp_path)
+    write(log, [0, 1])
+    pq.write_table(pq.read_table(log / "000.parquet").slice(0, 0), log / "000-empty.parquet")
+    whole = (log / "001.parquet").read_bytes()
+
+    def later() -> None:
+        while not records(tmp_path):
+            time.sleep(0.01)
+        (log / "003.parquet").write_bytes(whole[:100])  # is being written
+        write(log, [2])
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    result = fit(raw, tmp_path / "first")
+    thread.join()
+    assert rows_of(tmp_path / "first") == list(range(3 * FILE_ROWS))
+    assert result.ended == "no new files for 1s (data.follow.idle)" and result.limit is None
+    told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
+    assert len(told) == 1 and "not complete" in told[0] and "003.parquet" in told[0]
+
+    # The log removes old files. One has changed, and one is late.
+    (log / "000.parquet").unlink()
+    os.utime(log / "001.parquet", (1, 1))
+    write(log, [3])
+    write(log, [0], rows=8)
+    (log / "000.parquet").rename(log / "004.parquet")
+    fit(raw, tmp_path / "second")
+    assert rows_of(tmp_path / "second") == [*range(3 * FILE_ROWS, 4 * FILE_ROWS), *range(8)]
+    train = [record for record in records(tmp_path) if record["kind"] == "train"]
+    assert train[-1]["late_rows"] == 8 and train[-1]["watermark"] == "1970-01-01 00:02:39"
+    told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
+    assert len(told) == 2 and "has changed" in told[1] and "001.parquet" in told[1]
+
+
+def stop_after(log: Path, steps: int) -> threading.Thread:
+    """Sends this process Ctrl-C when a launch has made so many steps."""
+
+    def wait() -> None:
+        end = time.monotonic() + 60
+        while len(noted(log, 0)) < steps and time.monotonic() < end:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_run_that_is_stopped_in_a_chunk_and_while_it_waits_is_the_run_without_a_stop(tmp_path: Path) -> None:
+    whole, raw, trained = tmp_path / "whole", config(tmp_path, idle=None, files=6), list[list[int]]()
+    write(tmp_path / "log", range(8))
+    write(tmp_path / "eval", [20])
+    raw["data"]["eval"] = str(tmp_path / "eval")
+    for total in (1, 11):  # of 8 and 3 steps of two chunks; the second stop is in the wait
+        launch = tmp_path / f"launch-{total}"
+        thread = stop_after(launch, total - len(trained))
+        with pytest.raises(Interrupted):
+            fit(raw, launch)
+        thread.join()
+        trained += noted(launch, 0)
+    assert [row for step in trained for row in step] == list(range(8 * FILE_ROWS))
+    write(tmp_path / "log", [8])
+    raw["data"]["follow"]["idle"] = "1s"
+    result = fit(raw, tmp_path / "last")
+    trained += noted(tmp_path / "last", 0)
+
+    # The ledger says which files were a chunk.
+    shutil.copytree(tmp_path / "runs/small/followed", whole / "small/followed")
+    raw["storage"]["path"] = str(whole)
+    expected = fit(raw, tmp_path / "at-once")
+    assert noted(tmp_path / "at-once", 0) == trained
+    assert expected.eval is not None and result.eval is not None
+    assert {name: expected.eval[name] for name in ("logloss", "auc")} == {
+        name: result.eval[name] for name in ("logloss", "auc")
+    }
+
+
+def test_a_followed_log_is_joined_with_late_labels(tmp_path: Path) -> None:
+    raw = config(tmp_path, join={"events": str(tmp_path / "events"), "window": "20s", "late": "correct"})
+    rows = small.table(2000, seed=0).slice(0, 200).drop_columns(["label"])
+    keys = {"_request": pa.array(map(str, range(200))), "_row": pa.array([0] * 200), "_score": pa.array([0.5] * 200)}
+    rows = pa.table({**dict(zip(rows.column_names, rows.columns, strict=True)), **keys})
+    rows = rows.append_column("_time", pa.array(np.arange(200.0)))
+    positive = list(range(0, 200, 4))
+    events = pa.table({"_request": pa.array(map(str, positive)), "_row": pa.array([0] * len(positive)),
+                       "_time": pa.array([number + (30.0 if number % 8 else 1.0) for number in positive])})  # fmt: skip
+    for name, table in (("log", rows), ("events", events.sort_by("_time"))):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            size = -(-len(table) // 4)
+            pq.write_table(table.slice(number * size, size), tmp_path / name / f"{number}.parquet")
+    raw["schema"]["timestamp"] = {"column": "_label_time"}
+    raw["schema"]["sample_weight"] = {"column": "_weight"}
+    fit(raw, tmp_path / "noted")
+    first, again = [], []
+    for row in rows_of(tmp_path / "noted"):
+        (again if row in first else first).append(row)
+    assert first == list(range(len(first))) and len(first) > 100
+    known = [number for number in positive if number % 8 and number + 30 <= len(first) + 19]
+    assert again == known
+
+
+def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> str:
+    try:
+        fit_job(replace(make_job(raw), factory=partial(Noted, log, dies)), group)
+    except Exception as error:
+        if dies and is_lost_peer(error):
+            return "lost a rank"
+        raise
+    return "trained"
+
+
+@pytest.mark.long
+def test_every_row_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path) -> None:
+    raw = config(tmp_path, files=2)
+    raw["trainer"]["checkpoint_every"] = 2
+    raw["data"]["eval"] = str(tmp_path / "eval")
+    write(tmp_path / "eval", [20])
+    write(tmp_path / "log", range(4))
+    steps: list[list[int]] = []
+    for number, (world, dies) in enumerate([(2, {1: 4}), (3, {}), (1, {})]):
+        before, log = committed(tmp_path), tmp_path / f"launch-{number}"
+        try:
+            answers = on_ranks(world, launch, raw, str(log), dies)
+        except RankError as error:
+            assert set(str(error).splitlines()) == {"rank 1: the process died"} and dies
+        else:
+            assert not dies and answers == ["trained"] * world
+        by_rank, done = [noted(log, rank) for rank in range(world)], committed(tmp_path) - before
+        steps += [[row for lines in by_rank for row in lines[step]] for step in range(done)]
+        write(tmp_path / "log", [4 + number])
+    assert [sorted(step) for step in steps] == [
+        list(range(start, min(start + 32, stop)))
+        for first, stop in ((0, 80), (80, 160), (160, 200), (200, 240))
+        for start in range(first, stop, 32)
+    ]
