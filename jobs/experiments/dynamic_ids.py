@@ -38,7 +38,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numba as nb
 import numpy as np
 import torch
 
@@ -60,14 +59,14 @@ ROW_BYTES = 64 * 4 + 4  # of a table with 64 floats a row and one number of stat
 BIRTHS, STREAM_BATCH, LIFE = 820, 8192, 100_000  # ids of a batch that are new; lookups; mean age of a lookup in ids
 
 
-STEP = np.uint64(0x9E3779B97F4A7C15)
+STEP, SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(33)
 
 
-@nb.njit(inline="always")
-def _hash(number: Any) -> Any:
-    number = (number ^ (number >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    number = (number ^ (number >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return number ^ (number >> np.uint64(33))
+@compiled({"number": "uint64", "shift": "uint64"})
+def mixed(number: Any, shift: Any) -> Any:
+    number = (number ^ (number >> shift)) * np.uint64(0xFF51AFD7ED558CCD)
+    number = (number ^ (number >> shift)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return number ^ (number >> shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,12 +334,12 @@ def draw_lookups(state: Any, born: Any, id_N: Any) -> None:
         total = 0.0
         for _ in range(16):
             state += STEP
-            age = -LIFE * math.log((_hash(state) >> np.uint64(11)) * 2.0**-53 + 1e-18)
+            age = -LIFE * math.log((mixed(state, SHIFT) >> np.uint64(11)) * 2.0**-53 + 1e-18)
             key = born - np.int64(age) - np.int64(1)
-            weight = 1 / ((_hash(np.uint64(key + 2**41)) >> np.uint64(11)) * 2.0**-53 + 1e-9)
+            weight = 1 / ((mixed(np.uint64(key + 2**41), SHIFT) >> np.uint64(11)) * 2.0**-53 + 1e-9)
             total += weight
             state += STEP
-            if (_hash(state) >> np.uint64(11)) * 2.0**-53 * total < weight:
+            if (mixed(state, SHIFT) >> np.uint64(11)) * 2.0**-53 * total < weight:
                 id_N[n] = key
 
 

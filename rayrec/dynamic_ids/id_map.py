@@ -98,7 +98,8 @@ class IdMap:
         rows = len(self.buckets) * self.layout.bucket_rows
         cells = CELLS_PER_ROW * self.layout.bucket_rows if config.min_count > 1 else 0
         self.identity = self.layout.empty(self.buckets)
-        self.last_seen, self.score = np.zeros(rows, np.uint32), np.zeros(rows, np.uint32)
+        # Side by side in memory, because a step reads and writes both.
+        self.last_seen, self.score = np.zeros((rows, 2), np.uint32).T
         self.cells = np.zeros((len(self.buckets), cells), np.uint8)
         self.sighted = np.zeros(len(self.buckets), np.uint32)
         self._hints, layout = hints_of(rows), self.layout
@@ -113,20 +114,23 @@ class IdMap:
     def first_row(self) -> int:
         return self.buckets.start * self.layout.bucket_rows
 
-    def step(self, ids: np.ndarray, clock: int, counts: np.ndarray | None = None) -> Mapped:
+    def step(
+        self, ids: np.ndarray, clock: int, counts: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> Mapped:
         """Maps the ids that ranks look up in this step, and learns from them.
 
         Args:
             ids: int64, each of the owned buckets, with repetitions, in any order.
             clock: See `clock.advance`; without event times the number of the step. Earlier than before: as before.
             counts: uint32, the lookups that each id stands for, at least 1, where ranks sent distinct ids.
+            out: int64 `[N]` that the rows are written to; may not be `ids`.
         """
         if not 0 <= clock <= LATEST:
             raise ValueError(f"clock={clock} must be seconds from 0 to {LATEST}")
         ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
         size = len(ids)
         self.clock = max(self.clock, clock)
-        module, rows = loops(LOOPS), np.empty(size, np.int64)
+        module, rows = loops(LOOPS), np.empty(size, np.int64) if out is None else out
         if len(self._kind) < 2 * size:
             self._row, self._old, self._new = (np.empty(2 * size, np.int64) for _ in range(3))
             self._kind = np.empty(2 * size, np.uint8)

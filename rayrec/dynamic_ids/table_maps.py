@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayrec._runtime.numba_loops import in_threads
 from rayrec.dynamic_ids.clock import advance, newest_times
 from rayrec.dynamic_ids.config import DynamicIds
 from rayrec.dynamic_ids.id_map import BY_ROW, COUNTED, IdMap, Mapped
@@ -97,7 +98,11 @@ class TableMaps:
         self._changed = [(np.zeros(len(m.identity), bool), np.zeros(len(m.buckets), bool)) for m in self.maps]
 
     def step(
-        self, ids: Sequence[np.ndarray], times: np.ndarray | None, number: int
+        self,
+        ids: Sequence[np.ndarray],
+        times: np.ndarray | None,
+        number: int,
+        out: Sequence[np.ndarray | None] | None = None,
     ) -> tuple[list[np.ndarray], list[Fresh]]:
         """Maps the ids of a training step, and learns from them. A collective.
 
@@ -105,30 +110,56 @@ class TableMaps:
             ids: For each map, this rank's ids, int64, with repetitions.
             times: Event times of this rank's rows in seconds; None without a time column.
             number: Number of the step, the clock of maps without a time.
+            out: For each map, an array that its rows are written to; None for a new one.
 
         Returns:
             For each map, the row in the whole table of each id, and the rows to reset before the step's lookup, which
             are the same on every rank.
         """
         newest = _NONE if times is None else newest_times(times)
+        outs = [None] * len(self.maps) if out is None else out
         if self.ranks == 1:
-            alone = [self._step(n, own_ids, [newest], number) for n, own_ids in enumerate(ids)]
+            alone = self._steps([(own_ids, [newest]) for own_ids in ids], number, outs)
             return [mapped.rows for mapped, _ in alone], [fresh for _, fresh in alone]
         splits, requests = self._ask(ids, newest)
         answers: list[Messages] = [[] for _ in requests]
         newest_of_ranks = [request.pop(0) for request in requests]
-        for n, (own, parts) in enumerate(zip(self.maps, zip(*requests, strict=True), strict=True)):
-            mapped, fresh = self._step(n, np.concatenate(parts), newest_of_ranks, number)
+        parts_of = list(zip(*requests, strict=True))
+        asked = [(np.concatenate(parts), newest_of_ranks) for parts in parts_of]
+        done = self._steps(asked, number, [None] * len(self.maps))
+        for own, parts, (mapped, fresh) in zip(self.maps, parts_of, done, strict=True):
             rows = np.split(mapped.rows + own.first_row, np.cumsum([len(part) for part in parts])[:-1])
             for answer, own_rows in zip(answers, rows, strict=True):
                 answer += [own_rows, fresh.rows, fresh.ids]
         replies = self._answered(answers)
-        rows_of = [split.joined([reply[3 * n] for reply in replies]) for n, split in enumerate(splits)]
+        rows_of = [
+            split.joined([reply[3 * n] for reply in replies], into)
+            for n, (split, into) in enumerate(zip(splits, outs, strict=True))
+        ]
         taken_of = [[np.concatenate([reply[3 * n + k] for reply in replies]) for k in (1, 2)] for n in range(len(ids))]
         return rows_of, [Fresh(rows=rows, ids=new) for rows, new in taken_of]
 
+    def _steps(
+        self, asked: Sequence[tuple[np.ndarray, Sequence[np.ndarray]]], number: int, outs: Sequence[np.ndarray | None]
+    ) -> list[tuple[Mapped, Fresh]]:
+        """The steps of all maps, on torch's threads: maps know nothing of each other."""
+        done: dict[int, tuple[Mapped, Fresh]] = {}
+
+        def run(start: int, stop: int) -> int:
+            for n in range(start, stop):
+                done[n] = self._step(n, *asked[n], number, outs[n])
+            return 0
+
+        in_threads(run, np.array([len(ids) for ids, _ in asked]))
+        return [done[n] for n in range(len(asked))]
+
     def _step(
-        self, position: int, ids: np.ndarray, newest_of_ranks: Sequence[np.ndarray], number: int
+        self,
+        position: int,
+        ids: np.ndarray,
+        newest_of_ranks: Sequence[np.ndarray],
+        number: int,
+        out: np.ndarray | None,
     ) -> tuple[Mapped, Fresh]:
         """A step of the owned buckets of a map, with local rows; and the rows of the whole table that an id took."""
         own, clock = self.maps[position], number
@@ -137,7 +168,7 @@ class TableMaps:
             if not own.clock and clock:  # of a vocabulary, or before the first known time: seen at that time
                 own.last_seen[own.score > 0] = clock
                 self._mark(position, np.flatnonzero(own.score > 0), _NONE)
-        mapped = own.step(ids, clock)
+        mapped = own.step(ids, clock, out=out)
         self._totals[position] += mapped.counted
         changes = mapped.changes
         self._mark(position, mapped.rows, changes.row)
@@ -267,11 +298,11 @@ class _Split:
         order = np.argsort(owner, kind="stable")
         return cls(np.split(ids[order], np.cumsum(np.bincount(owner, minlength=ranks))[:-1]), order)
 
-    def joined(self, parts: Messages) -> np.ndarray:
+    def joined(self, parts: Messages, out: np.ndarray | None = None) -> np.ndarray:
         """What each rank answered, in the order of the given ids."""
         if self.order is None:
             return parts[0]
-        out = np.empty(len(self.order), np.int64)
+        out = np.empty(len(self.order), np.int64) if out is None else out
         out[self.order] = np.concatenate(parts)
         return out
 

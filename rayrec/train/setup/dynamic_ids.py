@@ -76,12 +76,31 @@ def ids_of(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[np.ndarr
     ]
 
 
-def with_rows(batch: Batch, shared: Sequence[SharedMap], rows: Sequence[np.ndarray]) -> Batch:
-    """The batch with rows in place of the ids of `ids_of`. Ids with row -1 are left out of their lists."""
-    kjt, ids = batch.sparse, batch.sparse.values().numpy()
+def places_of(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """An array for the values of `with_rows`; for each map, the part to write its rows to, None if it has several."""
+    ids, spans_of = kjt.values().numpy(), _spans(kjt, shared)
+    size = sum(span.stop - span.start for spans in spans_of for span in spans)
     # A copy only if there are other features, because it takes as long as to write the rows.
-    mapped = np.empty_like(ids) if sum(map(len, rows)) == len(ids) else ids.copy()
-    for spans, rows_of in zip(_spans(kjt, shared), rows, strict=True):
+    mapped = np.empty_like(ids) if size == len(ids) else ids.copy()
+    return mapped, [mapped[spans[0]] if len(spans) == 1 else None for spans in spans_of]
+
+
+def with_rows(
+    batch: Batch,
+    shared: Sequence[SharedMap],
+    rows: Sequence[np.ndarray],
+    places: tuple[np.ndarray, list[np.ndarray | None]] | None = None,
+) -> Batch:
+    """The batch with rows in place of the ids of `ids_of`. Ids with row -1 are left out of their lists.
+
+    Args:
+        places: Of `places_of`, if rows were written there.
+    """
+    kjt = batch.sparse
+    mapped, views = places or places_of(kjt, shared)
+    for spans, rows_of, view in zip(_spans(kjt, shared), rows, views, strict=True):
+        if rows_of is view:
+            continue
         position = 0
         for span in spans:
             size = span.stop - span.start

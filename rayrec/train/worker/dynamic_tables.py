@@ -17,7 +17,7 @@ from rayrec.distributed.comm import Group, all_gather_object, exchange_messages
 from rayrec.dynamic_ids import Fresh, SharedMap, TableMaps, cut, first_weights, map_of, row_seeds
 from rayrec.models import Batch, Retriever
 from rayrec.train.errors import TrainError
-from rayrec.train.setup.dynamic_ids import found, ids_of, with_rows
+from rayrec.train.setup.dynamic_ids import found, ids_of, places_of, with_rows
 from rayrec.train.setup.earlier_ids import EarlierIds
 from rayrec.train.worker.lockstep import Control, StepInput
 
@@ -63,14 +63,15 @@ class DynamicTables:
 
     def _trained(self, batch: Batch, number: int) -> Batch:
         times = None if batch.time is None else batch.time.numpy()
-        rows, fresh = self.maps.step(ids_of(batch.sparse, self.maps.shared), times, number)
+        places = places_of(batch.sparse, self.maps.shared)
+        rows, fresh = self.maps.step(ids_of(batch.sparse, self.maps.shared), times, number, places[1])
         for shared, tables, each in zip(self.maps.shared, self._tables, fresh, strict=True):
             if each.rows.size:
                 if isinstance(self._module, Retriever) and self._module.item in shared.features:
                     self._module.loss.renew(torch.from_numpy(each.rows))
                 for table in tables:
                     table.renew_rows(torch.from_numpy(each.rows), _first_vectors(table, each))
-        return with_rows(batch, self.maps.shared, rows)
+        return with_rows(batch, self.maps.shared, rows, places)
 
     def rows_in_use(self, feature: str) -> torch.Tensor | None:
         """The rows of the table of a feature that ids have, in order; None if its ids are not dynamic."""
