@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 # No example shows these: values that functions return or take, bases to derive from, and what the commands call.
 WITHOUT = {
-    "checkpoint": {"Outcome"},
+    "checkpoint": {"Outcome", "Started"},
     "data": {
         "Dynamic",
         "FooterIndex",
@@ -59,7 +59,10 @@ WITHOUT = {
         "Search",
         "Trained",
         "TuningQueries",
+        "apply_deltas",
+        "read_delta",
         "with_ranker",
+        "write_delta",
         "write_index",
     },
     "models": {"ItemFeatures", "Ranker", "Retriever", "Sequence"},
