@@ -180,8 +180,15 @@ class FollowConfig(Section):
     """How much older than the newest row a new row may be before it counts as late. Late rows are trained on."""
     files: int = Field(default=256, ge=1)
     """Maximum files taken at a time."""
+    rows: int = Field(default=65_536, ge=1)
+    """Maximum rows of a topic taken at a time."""
     join: JoinConfig | None = None
     """Join the rows with labels first."""
+    backfill: str | None = None
+    """Folder with the past of a topic: its Parquet files are trained on first, then the topic."""
+    live_from: datetime | None = Field(default=None, strict=False)
+    """With `backfill`: time (UTC) from which the topic's rows are read; earlier ones are in `backfill`. Default: after
+    the newest row of `backfill`."""
 
     @field_validator("poll")
     @classmethod
@@ -190,7 +197,15 @@ class FollowConfig(Section):
             raise ValueError("look at least every minute: ranks wait for one another meanwhile")
         return value
 
-    @field_validator("until")
+    @model_validator(mode="after")
+    def _live_after_the_past(self) -> Self:
+        if self.live_from is not None and self.backfill is None:
+            raise ValueError("live_from is the end of backfill: name its folder")
+        if self.join is not None and self.backfill is not None:
+            raise ValueError("backfill is the past of a topic; join works on folders")
+        return self
+
+    @field_validator("until", "live_from")
     @classmethod
     def _in_utc(cls, value: datetime | None) -> datetime | None:
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
@@ -239,7 +254,8 @@ class DataConfig(Section):
     follow: FollowConfig | None = None
     """Train on the files of the folder `data.train` as they arrive, in the order of their names, until the run is
     stopped; `true` uses the defaults. Sets `shuffle: none`. A relaunch continues at the row where the last one stopped.
-    Files must arrive whole: write them under a hidden name such as `.1.parquet`, and rename them."""
+    Files must arrive whole: write them under a hidden name such as `.1.parquet`, and rename them. `data.train` may also
+    be a topic, `kafka://HOST:PORT/TOPIC` (needs `rayrec[kafka]`)."""
     read: ReadOptions = Field(default=ReadOptions(), description="Options for reading the files.")
 
     @model_validator(mode="after")
@@ -284,8 +300,13 @@ class DataConfig(Section):
         if self.windowed:
             raise refusal("data.follow", "follows files as they arrive: remove order or progressive")
         train = self.train
-        if not isinstance(train, DataSet) or not isinstance(train.path, str) or train.table or "://" in train.path:
-            raise refusal("data.follow", "follows one local folder: name it in data.train")
+        topic = isinstance(train, DataSet) and isinstance(train.path, str) and train.path.startswith("kafka://")
+        if not isinstance(train, DataSet) or not isinstance(train.path, str) or train.table:
+            raise refusal("data.follow", "follows one folder or topic: name it in data.train")
+        if not topic and ("://" in train.path or self.follow.backfill is not None):
+            raise refusal("data.follow", "follows a local folder, or kafka://HOST:PORT/TOPIC, with or without backfill")
+        if topic and self.follow.join is not None:
+            raise refusal("data.follow.join", "joins folders: let a consumer write the topic to one")
         if train.filters:
             raise refusal("data.train.filters", "follow reads all rows: remove the filters")
         if self.shuffle != "none":

@@ -1,4 +1,4 @@
-"""`Follower`: cuts what arrives in a folder into chunks, which are trained on one after the other.
+"""`Follower`: cuts what arrives in a folder or a topic into chunks, which are trained on one after the other.
 
 A ledger records the files of each chunk before any of its rows is read. So a chunk has the same rows in the same order
 after any restart and for any number of ranks, and a position in the data is the number of a chunk and the rows done in
@@ -9,31 +9,39 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.data.arrays.arrow_types import decoded, micros_of
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import FollowConfig, JoinConfig
-from rayrec.data.live.growing_folder import Arrived, check_whole, new_files
+from rayrec.data.live.growing_folder import Arrived, State, check_whole, new_files
 from rayrec.data.live.join_files import FileJoin, Patience
+from rayrec.data.live.kafka_topic import SCHEME, KafkaTopic, Offsets
 from rayrec.data.live.label_join import JoinSpec
 from rayrec.data.mapping.rules import duration_s
 from rayrec.data.mapping.schema import Schema, Timestamp
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
+from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 from rayrec.storage.folder import Folder
 from rayrec.storage.parquet import open_parquet
 
 _KNOWN = "known.json"
 _ENTRIES = 4096  # of the ledger; half of them are folded into `known.json` when there are more
-LEDGER, JOINED = "followed", "joined"
+_LANDED = 1000  # files with rows of a topic to keep; older ones can be read again
+_LIST_S = 60.0  # between two looks for new partitions
+_EARLIEST = -(1 << 62)
+LEDGER, JOINED, LANDED = "followed", "joined", "landed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,7 @@ class Follower:
         timestamp: column with the time of the rows, for the watermark.
         ledger: folder of the ledger.
         joined: folder for the output of `follow.join`.
+        landed: folder for the rows of a topic.
         tell: called once with each problem that new rows wait for.
     """
 
@@ -73,12 +82,22 @@ class Follower:
         timestamp: Timestamp | None,
         ledger: Folder,
         joined: Path,
+        landed: Path,
         tell: Callable[[str], object],
         reading: FooterReading | None = None,
     ) -> None:
         assert isinstance(data.path, str), "checked with the config"
+        self._uri = data.path if data.path.startswith(SCHEME) else None
         self._follow, self._schema, self._timestamp, self._ledger = follow, schema, timestamp, ledger
-        self._folder = Path(data.path) if follow.join is None else joined
+        self._folder = Path(follow.backfill or data.path) if follow.join is None else joined
+        self._landed = landed
+        self._topic: KafkaTopic | None = None
+        self._listed_at = time.monotonic()
+        # With a topic: the next offsets, the newest time of each partition, and the time of the first rows to read.
+        self._offsets: Offsets | None = None
+        self._partitions: dict[str, int] = {}
+        self._live_from: int | None = None
+        self._newest: int | None = None
         self._source, self._reading, self._tell = Path(data.path), reading or FooterReading(), tell
         self._told: set[str] = set()
         self._join: FileJoin | None = None
@@ -89,7 +108,10 @@ class Follower:
         self._waits_since: float | None = None
 
     def close(self) -> None:
-        """Lets another process join."""
+        """Lets another process follow."""
+        if self._topic is not None:
+            self._topic.close()
+            self._topic = None
         if self._join is not None:
             self._join.close()
             self._join = None
@@ -105,14 +127,19 @@ class Follower:
             return None
         self._waits_since = None
         entry = self._entry(number)
-        missing = [name for name in entry["files"] if not (self._folder / name).exists()]
+        folder = self._landed if "offsets" in entry else self._folder
+        missing = [name for name in entry["files"] if not (folder / name).exists()]
+        if missing and "offsets" in entry:
+            tables = self._opened().read_again(entry["starts"], entry["offsets"])
+            self._land(missing[0], self._since(tables, entry["live_from"]))
+            missing = []
         if missing:
             raise DataError(
                 "data.follow: a file of the chunk in training is missing",
                 file=str(self._folder / missing[0]),
                 fix="restore it until its rows are trained on, or start a new run with init_from this run",
             )
-        manifest = self._manifest(list(entry["files"]))
+        manifest = Manifest.read([str(folder / name) for name in entry["files"]], self._schema, reading=self._reading)
         return Chunk(number=number, manifest=manifest, watermark_us=entry["watermark"], late_rows=entry["late_rows"])
 
     def next(self, number: int) -> Chunk | str | None:
@@ -137,11 +164,11 @@ class Follower:
             DataError: the run ends before they arrive.
         """
         while (found := self.next(number)) is None:
-            self._say(f"waiting for files in {self._folder}")
+            self._say(f"waiting for rows in {self._uri or self._folder}")
             self.sleep()
         if isinstance(found, str):
             fix = "add files, or change the limit"
-            raise DataError(f"data.follow: nothing to train on: {found}", file=str(self._folder), fix=fix)
+            raise DataError(f"data.follow: nothing to train on: {found}", file=self._uri or str(self._folder), fix=fix)
         return found
 
     def sleep(self) -> None:
@@ -149,7 +176,103 @@ class Follower:
         time.sleep(duration_s(self._follow.poll) or 1)
 
     def _take(self) -> bool:
-        """Records the next chunk of the files that have arrived; False if there are none."""
+        """Records the next chunk of what has arrived; False if there is nothing."""
+        if self._uri is None:
+            return self._take_files()
+        if self._follow.backfill is not None and self._offsets is None and self._take_files():
+            return True
+        try:
+            return self._take_messages()
+        except DataUnavailable as error:
+            self._say(str(error))
+            return False
+
+    def _take_messages(self) -> bool:
+        topic = self._opened()
+        if self._offsets is None:
+            if self._follow.backfill is not None:
+                given = self._follow.live_from
+                after = None if self._newest is None else self._newest + 1
+                self._live_from = after if given is None else round(given.timestamp() * 1e6)
+            self._offsets = topic.first_offsets(self._live_from)
+        elif time.monotonic() - self._listed_at > _LIST_S:
+            self._listed_at = time.monotonic()
+            if added := [name for name in topic.partitions() if name not in self._offsets]:
+                first = topic.first_offsets(None)
+                self._offsets = {**self._offsets, **{name: first[name] for name in added}}
+        starts = self._offsets
+        while True:
+            tables, stop = topic.read(self._offsets, self._follow.rows)
+            tables = self._since(tables, self._live_from)
+            if tables or stop == self._offsets:
+                break
+            self._offsets = stop  # all rows were older
+        if not tables:
+            return False
+        late_rows, partitions, watermark = 0, dict(self._partitions), self._watermark
+        for name, table in tables.items():
+            if (times := self._times_of(table)) is not None and len(times):
+                late_rows += 0 if watermark is None else int(np.count_nonzero(times < watermark))
+                partitions[name] = max(int(times.max()), partitions.get(name, int(times.max())))
+        # That of the partition that is behind. One of which nothing was read yet holds it, unless it is empty.
+        if partitions and not topic.behind(stop, stop.keys() - partitions.keys()):
+            watermark = max(min(partitions.values()) - self._lateness, _EARLIEST if watermark is None else watermark)
+        name = f"{self._next:09d}.parquet"
+        state = self._land(name, tables)
+        entry = {
+            "files": {name: state}, "watermark": watermark, "late_rows": late_rows, "newest": self._newest,
+            "starts": starts, "offsets": stop, "partitions": partitions, "live_from": self._live_from,
+        }  # fmt: skip
+        self._ledger.write(_name(self._next), json.dumps(entry).encode())
+        self._next, self._watermark, self._offsets, self._partitions = self._next + 1, watermark, stop, partitions
+        (self._landed / f"{self._next - _LANDED:09d}.parquet").unlink(missing_ok=True)
+        self._fold()
+        return True
+
+    def _opened(self) -> KafkaTopic:
+        if self._topic is None:
+            assert self._uri is not None, "only with a topic"
+            self._topic = KafkaTopic(self._uri, self._schema)
+        return self._topic
+
+    def _land(self, name: str, tables: Mapping[str, pa.Table]) -> State:
+        """Writes the rows of all partitions, one after the other, as a file that arrives whole."""
+        self._landed.mkdir(parents=True, exist_ok=True)
+        hidden, path = self._landed / f".{name}", self._landed / name
+        pq.write_table(pa.concat_tables(list(tables.values()), promote_options="permissive"), hidden)
+        hidden.replace(path)
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    def _since(self, tables: Mapping[str, pa.Table], since_us: int | None) -> dict[str, pa.Table]:
+        """The rows from a time on; without the partitions that have none."""
+        kept = dict(tables)
+        for name, table in tables.items():
+            times = self._times_of(table)
+            if since_us is not None and times is not None:
+                kept[name] = table.filter(pa.array(times >= since_us))
+        return {name: table for name, table in kept.items() if len(table)}
+
+    def _times_of(self, table: pa.Table) -> I64 | None:
+        """Times of rows in µs; None without a column of times.
+
+        Raises:
+            DataError: the column is missing or a time is null.
+        """
+        timestamp = self._timestamp
+        if timestamp is None:
+            return None
+        if timestamp.column not in table.column_names:
+            raise column_missing(timestamp.column, table.schema, self._uri or "", "add it to the messages")
+        column = table[timestamp.column]
+        if column.null_count:
+            raise DataError("a time is null", file=self._uri, column=timestamp.column, fix="correct the producer")
+        return micros_of(decoded(column.combine_chunks()), timestamp.unit)
+
+    @property
+    def _lateness(self) -> int:
+        return (duration_s(self._follow.lateness) or 0) * 1_000_000
+
+    def _take_files(self) -> bool:
         if (self._follow.join is not None and not self._joins(self._follow.join)) or not self._folder.is_dir():
             return False
         arrived, changed = new_files(self._folder, self._known)
@@ -163,7 +286,7 @@ class Follower:
             return False
         watermark, late_rows = self._times([file.name for file in whole])
         files = {file.name: file.state for file in whole}
-        entry = {"files": files, "watermark": watermark, "late_rows": late_rows}
+        entry = {"files": files, "watermark": watermark, "late_rows": late_rows, "newest": self._newest}
         self._ledger.write(_name(self._next), json.dumps(entry).encode())
         self._known |= files
         self._next, self._watermark = self._next + 1, watermark
@@ -193,10 +316,6 @@ class Follower:
             self._say(str(error))
         return True
 
-    def _manifest(self, names: list[str]) -> Manifest:
-        paths = [str(self._folder / name) for name in names]
-        return Manifest.read(paths, self._schema, reading=self._reading)
-
     def _times(self, names: list[str]) -> tuple[int | None, int]:
         """(the watermark after the files, rows that are older than the watermark before them)"""
         timestamp, late_rows, watermark = self._timestamp, 0, self._watermark
@@ -216,7 +335,8 @@ class Follower:
                 newest = max(int(times.max()), newest if newest is not None else int(times.max()))
         if newest is None:
             return watermark, late_rows
-        newest -= (duration_s(self._follow.lateness) or 0) * 1_000_000
+        self._newest = newest if self._newest is None else max(newest, self._newest)
+        newest -= self._lateness
         return newest if watermark is None else max(newest, watermark), late_rows
 
     def _say(self, text: str) -> None:
@@ -229,13 +349,22 @@ class Follower:
         numbers = sorted(int(name[:-5]) for name in names if name[:-5].isdigit())
         if _KNOWN in names:
             facts = json.loads(self._ledger.read(_KNOWN))
-            self._known, self._next, self._watermark = facts["files"], facts["next"], facts["watermark"]
+            self._known, self._next = facts["files"], facts["next"]
+            self._restore(facts)
         for number in numbers:
             entry = json.loads(self._ledger.read(_name(number)))
-            self._known |= entry["files"]
+            self._known |= {} if "offsets" in entry else entry["files"]
             if number >= self._next:
-                self._next, self._watermark = number + 1, entry["watermark"]
+                self._next = number + 1
+                self._restore(entry)
         self._oldest = numbers[0] if numbers else self._next
+
+    def _restore(self, entry: Mapping[str, Any]) -> None:
+        """Takes up the state after an entry of the ledger."""
+        self._watermark, self._newest = entry["watermark"], entry["newest"]
+        if entry.get("offsets") is not None:
+            self._offsets, self._partitions = entry["offsets"], entry["partitions"]
+            self._live_from = entry["live_from"]
 
     def _entry(self, number: int) -> dict[str, Any]:
         try:
@@ -253,7 +382,10 @@ class Follower:
         if self._next - self._oldest <= _ENTRIES:
             return
         files = {name: state for name, state in self._known.items() if (self._folder / name).exists()}
-        facts = {"files": files, "next": self._next, "watermark": self._watermark}
+        facts = {
+            "files": files, "next": self._next, "watermark": self._watermark, "newest": self._newest,
+            "offsets": self._offsets, "partitions": self._partitions, "live_from": self._live_from,
+        }  # fmt: skip
         self._ledger.write(_KNOWN, json.dumps(facts).encode())
         until = self._next - _ENTRIES // 2
         for number in range(self._oldest, until):

@@ -372,27 +372,25 @@ class LabelJoin:
 
     def _forget(self) -> None:
         """Removes what no later row or event needs."""
-        now, spec = self.watermark, self.spec
-        if self._kept is not None:
-            if spec.late == "drop":
-                self._kept = self._kept.select([_KEY, _TIME, *spec.labels, LABEL_TIME])
-            rest = self._kept.filter(pa.array(self._kept[_TIME].to_numpy() + self._keep > now))
-            self._kept = rest if len(rest) else None
+        now = self.watermark
         events = self._events
         due = events[_TIME].to_numpy() <= now
-        if not due.any():
-            return
-        waits = np.zeros(len(events), np.bool_)
-        known = np.zeros(len(events), np.bool_)
-        if self._open is not None:
-            waits = _mask(pc.is_in(events[_KEY], value_set=self._open[_KEY].combine_chunks()))
+        if due.any():
+            waits = known = np.zeros(len(events), np.bool_)
+            if self._open is not None:
+                waits = _mask(pc.is_in(events[_KEY], value_set=self._open[_KEY].combine_chunks()))
+            if self._kept is not None:
+                known = _mask(pc.is_in(events[_KEY], value_set=self._kept[_KEY].combine_chunks()))
+            # An event without a row waits for a window: its row may come late.
+            expired = events[_TIME].to_numpy() + self._window <= now
+            gone = due & ~waits & (known | expired)
+            self.counts["without_row"] += int((gone & ~known).sum())
+            self._events = events.filter(pa.array(~gone))
         if self._kept is not None:
-            known = _mask(pc.is_in(events[_KEY], value_set=self._kept[_KEY].combine_chunks()))
-        # An event without a row waits for a window: its row may come late.
-        expired = events[_TIME].to_numpy() + self._window <= now
-        gone = due & ~waits & (known | expired)
-        self.counts["without_row"] += int((gone & ~known).sum())
-        self._events = events.filter(pa.array(~gone))
+            if self.spec.late == "drop":
+                self._kept = self._kept.select([_KEY, _TIME, *self.spec.labels, LABEL_TIME])
+            rest = self._kept.filter(pa.array(self._kept[_TIME].to_numpy() + self._keep > now))
+            self._kept = rest if len(rest) else None
 
 
 def _no_events() -> pa.Table:

@@ -436,8 +436,9 @@ def check_data(data: DataConfig, schema: Schema) -> None:
     """The order of time has a column of times, and negative sampling works with these labels."""
     if data.order is not None and schema.timestamp is None:
         raise refusal("data.order", "time needs schema.timestamp, the column with the time of the rows")
-    if data.follow is not None and data.follow.until is not None and schema.timestamp is None:
-        raise refusal("data.follow.until", "needs schema.timestamp, the column with the time of the rows")
+    for name in ("until", "backfill"):
+        if data.follow is not None and getattr(data.follow, name) is not None and schema.timestamp is None:
+            raise refusal(f"data.follow.{name}", "needs schema.timestamp, the column with the time of the rows")
     if data.negative_rate < 1 and len(schema.tasks) > 1:
         raise refusal(
             "data.negative_rate",

@@ -41,9 +41,10 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
         if in_job:
             _refuse_left_behind(table["path"], f"{field}.path", base)
         table["path"] = _absolute(table["path"], base)
-    if (raw["data"]["follow"] or {}).get("join") is not None:
-        join = raw["data"]["follow"]["join"]
-        join["events"] = _absolute(join["events"], base)
+    if (follow := raw["data"]["follow"]) is not None:
+        follow["backfill"] = _absolute(follow["backfill"], base)
+        if follow["join"] is not None:
+            follow["join"]["events"] = _absolute(follow["join"]["events"], base)
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], base)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import DataSet
-from rayrec.data.live.following import JOINED, LEDGER, Chunk, Follower, shown
+from rayrec.data.live.following import JOINED, LANDED, LEDGER, Chunk, Follower, shown
 from rayrec.storage.folder import open_folder
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.worker.lockstep import Load
@@ -26,7 +26,7 @@ def follower_of(config: TrainConfig, checkpoints: str, folder: Path, tell: Calla
     assert data.follow is not None and isinstance(data.train, DataSet), "checked with the config"
     ledger = open_folder(checkpoints).parent().sub(LEDGER)
     schema, timestamp = config.training_schema, config.data_schema.timestamp
-    return Follower(data.train, data.follow, schema, timestamp, ledger, folder / JOINED, tell)
+    return Follower(data.train, data.follow, schema, timestamp, ledger, folder / JOINED, folder / LANDED, tell)
 
 
 class Following:

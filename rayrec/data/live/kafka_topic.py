@@ -1,0 +1,220 @@
+"""`KafkaTopic`: reads rows of a Kafka topic at offsets of our own, without a consumer group.
+
+A message is a row as a JSON object, or rows as an Arrow IPC stream. Needs `rayrec[kafka]`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from rayrec.data.mapping.null_types import expected_types
+from rayrec.data.mapping.schema import Schema
+from rayrec.storage.errors import DataError, DataUnavailable, first_line
+
+SCHEME = "kafka://"
+# A JSON file of librdkafka's properties for secured clusters, so that no secret stands in a config.
+PROPERTIES = "RAYREC_KAFKA_PROPERTIES"
+Offsets = dict[str, int]  # by partition; texts, as keys of JSON are
+_PATIENCE_S = 20.0
+_LINGER_S = 0.05  # without a message, a read ends
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`kafka://HOST:PORT[,HOST:PORT]/TOPIC[?format=json|arrow]`."""
+
+    brokers: str
+    topic: str
+    format: str
+
+    @classmethod
+    def parse(cls, uri: str) -> Address:
+        """
+        Raises:
+            ValueError: another form.
+        """
+        place, _, query = uri.removeprefix(SCHEME).partition("?")
+        brokers, _, topic = place.partition("/")
+        options = {name: values[-1] for name, values in parse_qs(query).items()}
+        kind = options.pop("format", "json")
+        if not uri.startswith(SCHEME) or not brokers or not topic or options or kind not in ("json", "arrow"):
+            raise ValueError(f"{uri} is not of the form kafka://HOST:PORT/TOPIC?format=json, or format=arrow")
+        return cls(brokers, topic, kind)
+
+
+class KafkaTopic:
+    """A topic.
+
+    Raises:
+        DataError: `rayrec[kafka]` is not installed, or the topic does not exist.
+        DataUnavailable: the brokers do not answer.
+    """
+
+    def __init__(self, uri: str, schema: Schema) -> None:
+        try:
+            import confluent_kafka
+        except ImportError as error:
+            raise DataError("reading Kafka needs confluent-kafka", fix="pip install 'rayrec[kafka]'") from error
+        self._kafka: Any = confluent_kafka
+        self.uri, self._address = uri, Address.parse(uri)
+        self._types = expected_types(schema)
+        properties: dict[str, Any] = {}
+        if os.environ.get(PROPERTIES):
+            with open(os.environ[PROPERTIES], encoding="utf-8") as file:
+                properties = json.load(file)
+        # librdkafka wants a group's name; without subscriptions and commits there is no group.
+        self._consumer: Any = self._kafka.Consumer(
+            {
+                **properties,
+                "bootstrap.servers": self._address.brokers,
+                "group.id": "rayrec",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "log_level": 2,
+            }
+        )
+        self._at: Offsets = {}  # of the next messages that the consumer returns
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._consumer.close()
+
+    def partitions(self) -> list[str]:
+        """The partitions, in order."""
+        found = self._asked(lambda: self._consumer.list_topics(self._address.topic, timeout=_PATIENCE_S))
+        topic = found.topics[self._address.topic]
+        if topic.error is not None or not topic.partitions:
+            raise DataError(f"the topic cannot be read: {topic.error}", file=self.uri, fix="create it")
+        return [str(number) for number in sorted(topic.partitions)]
+
+    def first_offsets(self, since_us: int | None) -> Offsets:
+        """Where each partition begins, or its first message that is not older than a time.
+
+        A broker that cannot look up times lets all messages be read; the caller leaves out older rows.
+        """
+        offsets: Offsets = {}
+        for name in self.partitions():
+            low, high = self._ends(name)
+            offsets[name] = low
+            if since_us is not None and high > low:
+                place = self._kafka.TopicPartition(self._address.topic, int(name), since_us // 1000)
+                (found,) = self._asked(lambda place=place: self._consumer.offsets_for_times([place], _PATIENCE_S))
+                offsets[name] = found.offset if found.offset >= 0 else low
+        return offsets
+
+    def behind(self, offsets: Offsets, names: Collection[str]) -> bool:
+        """Whether some of the partitions have messages that were not read."""
+        return any(self._ends(name)[1] > offsets[name] for name in names)
+
+    def read(self, offsets: Offsets, max_rows: int) -> tuple[dict[str, pa.Table], Offsets]:
+        """(the rows that have arrived at offsets, by partition; the offsets after them). Does not wait for more.
+
+        Raises:
+            DataError: offsets that the broker has removed; a message that is not a row.
+        """
+        self._assign(offsets)
+        messages: dict[str, list[Any]] = {}
+        count = 0
+        while count < max_rows:
+            found = self._consumer.consume(min(10_000, max_rows - count), timeout=_LINGER_S)
+            if not found:
+                break
+            for message in found:
+                if message.error() is not None:
+                    raise self._failed(message.error(), message.partition())
+                name = str(message.partition())
+                self._at[name] = message.offset() + 1
+                if message.value() is not None:
+                    messages.setdefault(name, []).append(message)
+                    count += 1
+        tables = {name: self._table(messages[name]) for name in sorted(messages, key=int)}
+        return tables, dict(self._at)
+
+    def read_again(self, start: Offsets, stop: Offsets) -> dict[str, pa.Table]:
+        """The rows between offsets, by partition."""
+        messages: dict[str, list[Any]] = {}
+        for name, end in stop.items():
+            at, until = start.get(name, end), time.monotonic() + _PATIENCE_S
+            self._at = {}
+            self._assign({name: at})
+            while at < end:
+                found = self._consumer.consume(min(10_000, end - at), timeout=1.0)
+                for message in found:
+                    if message.error() is not None:
+                        raise self._failed(message.error(), message.partition())
+                    at = message.offset() + 1
+                    if message.value() is not None and message.offset() < end:
+                        messages.setdefault(name, []).append(message)
+                until = time.monotonic() + _PATIENCE_S if found else until
+                if time.monotonic() > until:
+                    raise DataUnavailable(f"no message of partition {name} at offset {at}", file=self.uri)
+        self._at = {}
+        return {name: self._table(messages[name]) for name in sorted(messages, key=int)}
+
+    def _assign(self, offsets: Offsets) -> None:
+        if offsets != self._at:
+            topic = self._address.topic
+            self._consumer.assign([self._kafka.TopicPartition(topic, int(name), at) for name, at in offsets.items()])
+            self._at = dict(offsets)
+
+    def _ends(self, name: str) -> tuple[int, int]:
+        place = self._kafka.TopicPartition(self._address.topic, int(name))
+        low, high = self._asked(lambda: self._consumer.get_watermark_offsets(place, timeout=_PATIENCE_S))
+        return low, high
+
+    def _asked(self, ask: Any) -> Any:
+        try:
+            return ask()
+        except self._kafka.KafkaException as error:
+            raise DataUnavailable(
+                f"the brokers do not answer: {first_line(error)}",
+                file=self.uri,
+                fix="check the address and the network",
+            ) from error
+
+    def _failed(self, error: Any, partition: int) -> DataError:
+        if error.code() in (self._kafka.KafkaError._AUTO_OFFSET_RESET, self._kafka.KafkaError.OFFSET_OUT_OF_RANGE):
+            return DataError(
+                f"partition {partition} no longer has the messages from offset {self._at.get(str(partition))} on",
+                file=self.uri,
+                fix="keep them longer (retention.ms), or start a new run with init_from this run",
+            )
+        return DataUnavailable(f"partition {partition} cannot be read: {error.str()}", file=self.uri)
+
+    def _table(self, messages: list[Any]) -> pa.Table:
+        values = [message.value() for message in messages]
+        try:
+            return self._parsed(values)
+        except (pa.ArrowException, ValueError):
+            for message in messages:
+                try:
+                    self._parsed([message.value()])
+                except (pa.ArrowException, ValueError) as error:
+                    kind = "JSON object" if self._address.format == "json" else "stream of Arrow rows"
+                    raise DataError(
+                        f"the message at offset {message.offset()} of partition {message.partition()} is not a {kind}: "
+                        f"{first_line(error)}",
+                        file=self.uri,
+                        fix="correct the producer; skip the message by a new run that starts later",
+                    ) from error
+            raise
+
+    def _parsed(self, values: list[bytes]) -> pa.Table:
+        if self._address.format == "arrow":
+            tables = [pa.ipc.open_stream(value).read_all() for value in values]
+            return pa.concat_tables(tables, promote_options="permissive")
+        kinds = pa.schema(list(self._types.items()))  # not of times, which are texts or numbers
+        parsing = pj.ParseOptions(explicit_schema=kinds, newlines_in_values=True)
+        return pj.read_json(io.BytesIO(b"\n".join(values)), parse_options=parsing)

@@ -1,0 +1,147 @@
+"""Training on a Kafka topic: every message once, at offsets of our own, after the past in Parquet files.
+
+The brokers are librdkafka's mock cluster, in this process. It does not look up offsets by time, and has no retention,
+transactions, security or rebalancing of partitions between brokers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch.distributed as dist
+
+from rayrec.data import DataError
+from rayrec.train import parse_config
+from rayrec.train.errors import is_lost_peer
+from tests.ranks import RankError, on_ranks
+from tests.train import small
+from tests.train.row_log import Noted, noted
+from tests.train.small import fit_job, make_job
+from tests.train.test_exactly_once import committed
+from tests.train.test_follow import config, fit, records, rows_of, write
+
+kafka = pytest.importorskip("confluent_kafka")
+PARTITIONS = 3
+
+
+class Broker:
+    """A mock cluster, and a producer of rows that are numbered through, one a second."""
+
+    def __init__(self) -> None:
+        self.producer = kafka.Producer({"test.mock.num.brokers": 2, "log_level": 2})
+        brokers = self.producer.list_topics(timeout=20).brokers.values()
+        self.address = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+
+    def uri(self, topic: str, form: str = "json") -> str:
+        return f"kafka://{self.address}/{topic}?format={form}"
+
+    def rows(self, first: int, stop: int) -> pa.Table:
+        part = small.table(2000, seed=0).slice(first, stop - first)
+        return part.append_column("when", pa.array(np.arange(first, stop), pa.timestamp("s")))
+
+    def send(self, topic: str, first: int, stop: int, form: str = "json") -> None:
+        """JSON: a message a row, in turns to all partitions; Arrow: a message of all rows."""
+        rows = self.rows(first, stop)
+        if form == "arrow":
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, rows.schema) as writer:
+                writer.write_table(rows)
+            self.producer.produce(topic, sink.getvalue().to_pybytes(), partition=0)
+        else:
+            for number, row in enumerate(rows.to_pylist(), first):
+                value = json.dumps({**row, "when": row["when"].isoformat()}, indent=1)
+                self.producer.produce(
+                    topic, value.encode(), partition=number % PARTITIONS, timestamp=1000 * (number + 1)
+                )
+        assert self.producer.flush(20) == 0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    yield Broker()
+
+
+def topic_config(folder: Path, uri: str, **follow: Any) -> dict[str, Any]:
+    raw = config(folder, **follow)
+    raw["data"]["train"] = uri
+    return raw
+
+
+def test_the_past_then_the_topic_each_row_once_over_launches(tmp_path: Path, broker: Broker) -> None:
+    write(tmp_path / "past", [0, 1])  # rows 0 to 79
+    broker.send("clicks", 60, 130)  # what it shares with the past is older than its newest row
+    raw = topic_config(tmp_path, broker.uri("clicks"), backfill=str(tmp_path / "past"), rows=30)
+    fit(raw, tmp_path / "first")
+    first = rows_of(tmp_path / "first")
+    assert first[:80] == list(range(80)) and sorted(first) == list(range(130))
+    *_, last = [record for record in records(tmp_path) if record["kind"] == "train"]
+    assert last["watermark"] == "1970-01-01 00:02:07"  # of the partition that is behind: rows 127, 128 and 129
+
+    # Rows are fetched again if their file is gone. No group has committed anything.
+    landed = tmp_path / "runs/small/landed"
+    for path in landed.iterdir():
+        path.unlink()
+    broker.send("clicks", 130, 150)
+    fit(raw, tmp_path / "second")
+    assert sorted(rows_of(tmp_path / "second")) == list(range(130, 150))
+    entry = json.loads(sorted((tmp_path / "runs/small/followed").iterdir())[-1].read_text())
+    assert sum(entry["offsets"].values()) == 90
+    asked = kafka.Consumer({"bootstrap.servers": broker.address, "group.id": "rayrec"})
+    (place,) = asked.committed([kafka.TopicPartition("clicks", 0)], 20)
+    assert place.offset == kafka.OFFSET_INVALID
+    asked.close()
+
+
+def test_arrow_messages_hold_many_rows_and_a_bad_message_is_named(tmp_path: Path, broker: Broker) -> None:
+    broker.send("arrow", 0, 50, "arrow")
+    raw = topic_config(tmp_path, broker.uri("arrow", "arrow"))
+    fit(raw, tmp_path / "first")
+    assert rows_of(tmp_path / "first") == list(range(50))
+    broker.producer.produce("arrow", b"{}", partition=0)
+    broker.producer.flush(20)
+    with pytest.raises(DataError, match="message at offset 1 of partition 0 is not a stream of Arrow rows"):
+        fit(raw, tmp_path / "second")
+    with pytest.raises(ValueError, match="kafka://HOST:PORT/TOPIC"):
+        fit({**raw, "name": "other", "data": {**raw["data"], "train": "kafka://host"}}, tmp_path / "third")
+    with pytest.raises(ValueError, match="joins folders"):
+        parse_config({**raw, "data": {**raw["data"], "follow": {"join": {"events": "events", "window": "1h"}}}})
+
+
+def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> str:
+    past = {**raw, "data": {**raw["data"], "train": raw["data"]["eval"], "follow": None}}
+    job = replace(make_job(past), config=parse_config(raw), factory=partial(Noted, log, dies))
+    try:
+        fit_job(job, group)
+    except Exception as error:
+        if dies and is_lost_peer(error):
+            return "lost a rank"
+        raise
+    return "trained"
+
+
+@pytest.mark.long
+def test_every_message_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path, broker: Broker) -> None:
+    raw = topic_config(tmp_path, broker.uri("many"), rows=90)
+    raw["trainer"]["checkpoint_every"] = 2
+    raw["data"]["eval"] = str(tmp_path / "eval")
+    write(tmp_path / "eval", [20])
+    trained: list[int] = []
+    broker.send("many", 0, 200)
+    for number, (world, dies) in enumerate([(2, {1: 4}), (3, {}), (1, {})]):
+        before, log = committed(tmp_path), tmp_path / f"launch-{number}"
+        try:
+            on_ranks(world, launch, raw, str(log), dies)
+        except RankError as error:
+            assert set(str(error).splitlines()) == {"rank 1: the process died"} and dies
+        by_rank, done = [noted(log, rank) for rank in range(world)], committed(tmp_path) - before
+        trained += [row for lines in by_rank for step in lines[:done] for row in step]
+        broker.send("many", 200 + 50 * number, 250 + 50 * number)
+    assert sorted(trained) == list(range(300))
