@@ -429,6 +429,29 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
         TwoTower(tables(), 0, item="item", item_features=["colour"])
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_without_a_positive_are_looked_up_for_hard_negatives_alone(own: bool) -> None:
+    """The loss is that of the batch without them."""
+    batch, positive = towers_batch(slice(None)), [0, 1, 3, 4, 6]
+    assert [row for row in range(7) if batch.label[row] > 0] == positive
+    kept = {name: batch.sparse[name] for name in batch.sparse.keys()}
+    lists = [jagged.values().split(jagged.lengths().tolist())[row] for jagged in kept.values() for row in positive]
+    lengths = torch.tensor([len(ids) for ids in lists])
+    alone = Batch(
+        batch.dense[positive], KeyedJaggedTensor(list(kept), torch.cat(lists), lengths=lengths), batch.label[positive]
+    )
+    model = two_tower(own).eval()
+    prepared = [model.prepare(one).prepared for one in (batch, alone)]
+    assert prepared[0] is not None and prepared[0].lookup is not None
+    assert prepared[1] is not None and prepared[1].lookup is not None
+    assert torch.equal(prepared[0].lookup.values(), prepared[1].lookup.values())
+    torch.testing.assert_close(model(batch)[0], model(alone)[0])
+    model.use_loss({"kind": "mixed", "negatives": NEGATIVES, "hard_negatives": True})
+    whole = model.prepare(batch).prepared
+    assert whole is not None and whole.lookup is not None
+    assert len(whole.lookup.values()) > len(prepared[0].lookup.values())
+
+
 def test_one_temperature_for_vectors_of_length_1_in_all_models() -> None:
     given: dict[str, Any] = {"tables_device": "cpu", "seed": 1}
     query = replace(tables()[0], name="user", feature_names=["user"])
