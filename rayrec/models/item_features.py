@@ -1,4 +1,4 @@
-"""`ItemFeatures`, what a retriever knows of items beside their ids."""
+"""`ItemFeatures`, what a retriever knows of items beside their ids, and `ItemInputs`, what its model reads of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from rayrec.modules.pooling import pool_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,68 @@ def _taken(
     taken = F.pad(lengths.cumsum(0), (1, 0))
     steps = torch.arange(int(taken[-1]), device=values.device)
     return values[steps + (starts - taken[:-1]).repeat_interleave(lengths)], taken
+
+
+class ItemInputs(nn.Module):
+    """What a model reads of items beside their ids: the mean vectors of sparse features, and dense ones.
+
+    Args:
+        model: name of the model, for messages.
+        names: its `item_features`.
+        item: the feature with item ids.
+        features: all sparse features.
+        dense_names: the feature of each dense column.
+        dim: width of the tables.
+
+    Raises:
+        ValueError: an item feature is unknown.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        names: Sequence[str],
+        *,
+        item: str,
+        features: Sequence[str],
+        dense_names: Sequence[str],
+        dim: int,
+    ) -> None:
+        super().__init__()
+        known = {*features, *dense_names} - {item}
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{model}: item_features has {name!r}; the features are {', '.join(sorted(known))}")
+        self.sparse = tuple(name for name in features if name in names)
+        self.dense_columns = tuple(place for place, name in enumerate(dense_names) if name in names)
+        self.width = dim * len(self.sparse) + len(self.dense_columns)
+
+    def ids(self, features: ItemFeatures) -> dict[str, torch.Tensor]:
+        """The ids of each sparse feature."""
+        return {name: features.ids[name][0] for name in self.sparse}
+
+    def lengths(self, features: ItemFeatures) -> dict[str, torch.Tensor]:
+        """The number of ids of each item `[C]`, by sparse feature."""
+        return {name: features.ids[name][1].diff() for name in self.sparse}
+
+    def dense(self, features: ItemFeatures) -> torch.Tensor | None:
+        """The dense features `[C, n]`; None if the model reads none."""
+        return features.dense if self.dense_columns else None
+
+    def forward(
+        self, vectors: Mapping[str, torch.Tensor], lengths: Mapping[str, torch.Tensor], dense: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """The inputs `[C, n]`, together of `width`.
+
+        Args:
+            vectors: of the ids of each sparse feature.
+            lengths: `[C]`, of each sparse feature.
+            dense: `[C, n]`, or None without dense features.
+        """
+        pooled = [pool_mean(vectors[name], lengths[name]) for name in self.sparse]
+        return pooled if dense is None else [*pooled, dense]
+
+
+def lengths_of(feature: str) -> str:
+    """Name in `Prepared.index` of the number of ids that each item has in a feature."""
+    return f"lengths of {feature}"

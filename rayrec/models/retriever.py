@@ -203,11 +203,12 @@ class ItemVectors(nn.Module):
     """The item table, which serves histories, positives and candidates, and tables of side features of histories.
 
     Args:
-        tables: exactly one reads `feature`, and one each of `side`.
+        tables: exactly one reads `feature`, and one each of `side` and of `own`.
         feature: the feature that holds item ids.
         device: device of the tables.
         seed: seed of their initial weights.
         side: features whose vectors are added to those of a history's items.
+        own: sparse features of an item itself, which it has without a row.
 
     Raises:
         ValueError: no table or several tables read a feature, or a table has another width.
@@ -220,30 +221,33 @@ class ItemVectors(nn.Module):
         device: torch.device | str | None,
         seed: int | None,
         side: Sequence[str] = (),
+        own: Sequence[str] = (),
     ) -> None:
         super().__init__()
         item_table = only_table_of(feature, tables)
         self.feature, self.num_items, self.dim = feature, item_table.num_embeddings, item_table.embedding_dim
-        self.side = tuple(side)
+        self.side, self.own = tuple(side), tuple(own)
         if feature in self.side or len(set(self.side)) < len(self.side):
             raise ValueError(f"side={list(self.side)} must be features other than {feature!r}, each once")
-        readers = {name: only_table_of(name, tables) for name in (feature, *self.side)}
+        for name in self.own:
+            if name in self.side:
+                raise ValueError(
+                    f"feature {name!r} is in side, for the rows' histories, and in item_features, for items without a "
+                    "row: give each a feature of its own, which may share the table"
+                )
+        readers = {name: only_table_of(name, tables) for name in (feature, *self.side, *self.own)}
         for name, table in readers.items():
             if table.embedding_dim != self.dim:
+                kind = "side" if name in self.side else "item"
                 raise ValueError(
-                    f"side feature {name!r}: its table has embedding_dim {table.embedding_dim}, the items' {self.dim}; "
-                    "they must be equal"
+                    f"{kind} feature {name!r}: its table has embedding_dim {table.embedding_dim}, the items' "
+                    f"{self.dim}; they must be equal"
                 )
         configs = []
         for table in {table.name: table for table in readers.values()}.values():
             names = [name for name in readers if readers[name].name == table.name]
             configs.append(as_collection_table(table, names, small_normal))
         self.embeddings = EmbeddingCollection(configs, device=device, seed=seed)
-
-    def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns vectors `[n, D]` for each tensor of item ids `[n]`, with a single lookup."""
-        vectors = self.embeddings(self.lookup(*ids))[self.feature].values()
-        return vectors.split([len(tensor) for tensor in ids])
 
     def of_history(self, ids: torch.Tensor, side: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns `[T, D]`, the vectors of items plus those of their side features, with a single lookup."""
@@ -264,17 +268,27 @@ class ItemVectors(nn.Module):
             vectors_TD = vectors_TD[: side_TD.shape[0]] + side_TD
         return vectors_TD
 
-    def lookup(self, *ids: torch.Tensor, side: Sequence[torch.Tensor] = ()) -> KeyedJaggedTensor:
-        """The input of the tables for item ids `[n]`, one after the other, and ids of side features; default: none."""
+    def lookup(
+        self, *ids: torch.Tensor, side: Sequence[torch.Tensor] = (), own: Mapping[str, torch.Tensor] | None = None
+    ) -> KeyedJaggedTensor:
+        """The input of the tables.
+
+        Args:
+            ids: item ids `[n]`, one tensor after the other.
+            side: ids of each side feature; default: none.
+            own: ids of each own feature; default: none.
+        """
         all_ids = torch.cat(ids)
-        if not self.side:
+        if not (self.side or self.own):
             lengths = torch.full((1,), len(all_ids), device=all_ids.device)
             return KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[len(all_ids)])
-        parts = [all_ids, *(side or [all_ids[:0]] * len(self.side))]
+        none = all_ids[:0]
+        parts = [all_ids, *(side or [none] * len(self.side)), *((own or {}).get(name, none) for name in self.own)]
         sizes = [len(part) for part in parts]
         # Filled on the device: a copy of the sizes would wait for it.
         lengths = torch.cat([torch.full((1,), size, device=all_ids.device) for size in sizes])
-        return KeyedJaggedTensor([self.feature, *self.side], torch.cat(parts), lengths=lengths, length_per_key=sizes)
+        keys = [self.feature, *self.side, *self.own]
+        return KeyedJaggedTensor(keys, torch.cat(parts), lengths=lengths, length_per_key=sizes)
 
 
 def only_table_of(feature: str, tables: Sequence[BaseEmbeddingConfig]) -> BaseEmbeddingConfig:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rayrec.models.batch import Batch, Prepared
-from rayrec.models.item_features import ItemFeatures
+from rayrec.models.item_features import ItemFeatures, ItemInputs, lengths_of
 from rayrec.models.loss import common_dim
 from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normalized, only_table_of, small_normal
@@ -16,7 +16,7 @@ from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.lookup import as_collection_table
 from rayrec.modules.pooling import pool_mean
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 
 class TwoTower(Retriever):
@@ -64,18 +64,14 @@ class TwoTower(Retriever):
     ) -> None:
         num_items = only_table_of(item, tables).num_embeddings
         features = [name for table in tables for name in table.feature_names]
-        known = {*features, *dense_names} - {item}
-        for name in item_features:
-            if name not in known:
-                raise ValueError(f"two_tower: item_features has {name!r}; the features are {', '.join(sorted(known))}")
-        own = tuple(name for name in features if name in item_features)
-        of_item = [position for position, name in enumerate(dense_names) if name in item_features]
+        dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
+        own = ItemInputs("two_tower", item_features, item=item, features=features, dense_names=dense_names, dim=dim)
+        of_item = own.dense_columns
         of_query = [position for position in range(num_dense) if position not in of_item]
-        query_features = tuple(name for name in features if name != item and name not in own)
+        query_features = tuple(name for name in features if name != item and name not in own.sparse)
         reads = QueryInputs(query_features, dense=bool(of_query), dense_columns=tuple(of_query) if of_item else None)
         super().__init__(num_items, item, reads, {"kind": "in_batch", **(loss or {})}, normalize)
-        dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
-        self.features, self.own_features = features, own
+        self.features, self.item_inputs = features, own
         copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
         width = dim * len(query_features) + len(of_query)
@@ -88,8 +84,7 @@ class TwoTower(Retriever):
         if not towers and item_features:
             raise ValueError("two_tower: towers=[] compares the tables' vectors; set towers to use item_features")
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)
-        item_width = dim * (1 + len(own)) + len(of_item)
-        self.item_tower = MLP(item_width, list(towers), activation_on_last=False, device=device)
+        self.item_tower = MLP(dim + own.width, list(towers), activation_on_last=False, device=device)
         self._of_item: torch.Tensor  # columns of the batch's dense part
         self._of_query: torch.Tensor
         self.register_buffer("_of_item", torch.tensor(of_item, dtype=torch.int64, device=device), persistent=False)
@@ -110,14 +105,21 @@ class TwoTower(Retriever):
         """Returns the vectors of the ids of each feature."""
         return {name: jagged.values() for name, jagged in self.embeddings(lookup).items()}
 
-    def _queries(self, batch: Batch, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns `[B, D]`; the dense part of the batch may be that of the query alone, as in a request."""
-        dense = batch.dense
+    def _queries(
+        self, batch: Batch, vectors: dict[str, torch.Tensor], rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns `[Q, D]`; the dense part of the batch may be that of the query alone, as in a request.
+
+        Args:
+            vectors: of the ids of each feature, in the rows of the queries.
+            rows: `[Q]`, the rows of the queries; None: all.
+        """
+        dense = _taken(batch.dense, rows)
         if len(self._of_item) and dense.shape[1] > len(self._of_query):
             dense = dense.index_select(1, self._of_query)
         columns = [dense]
         for name in self.reads.features:
-            columns.append(pool_mean(vectors[name], batch.sparse[name].lengths().long()))
+            columns.append(pool_mean(vectors[name], _taken(batch.sparse[name].lengths(), rows).long()))
         return normalized(self.query_tower(torch.cat(columns, dim=1)), self.normalize)
 
     def _items(
@@ -135,9 +137,7 @@ class TwoTower(Retriever):
             lengths: `[C]`, of each own feature.
             dense: `[C, n]`, None if the items have no dense feature.
         """
-        columns = [of_ids, *(pool_mean(vectors[name], lengths[name]) for name in self.own_features)]
-        if dense is not None:
-            columns.append(dense)
+        columns = [of_ids, *self.item_inputs(vectors, lengths, dense)]
         return normalized(self.item_tower(torch.cat(columns, dim=1)), self.normalize)
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
@@ -150,41 +150,48 @@ class TwoTower(Retriever):
             raise ValueError(
                 f"two_tower: feature {self.item!r} has {len(ids)} ids in {batch.rows} rows; it needs one id per row"
             )
+        rows = None if self.loss.hard_negatives else positive
         lengths = {
-            name: torch.cat([batch.sparse[name].lengths().long(), prepared.index[_lengths_of(name)]])
-            for name in self.own_features
+            name: torch.cat([_taken(batch.sparse[name].lengths(), rows).long(), prepared.index[lengths_of(name)]])
+            for name in self.item_inputs.sparse
         }
         dense = None
         if prepared.numbers is not None:
-            dense = torch.cat([batch.dense.index_select(1, self._of_item), prepared.numbers])
+            dense = torch.cat([_taken(batch.dense, rows).index_select(1, self._of_item), prepared.numbers])
         items = self._items(vectors[self.item], vectors, lengths, dense)
-        hard = (ids[negative], items[: batch.rows][negative]) if self.loss.hard_negatives else None
+        of_rows, of_drawn = items.split([len(items) - len(drawn), len(drawn)])
+        queries = self._queries(batch, vectors, rows)
+        hard = None
+        if rows is None:
+            hard = ids[negative], of_rows[negative]
+            queries, of_rows = queries[positive], of_rows[positive]
         return Pairs(
-            query=self._queries(batch, vectors)[positive],
+            query=queries,
             ids=ids[positive],
-            items=items[: batch.rows][positive],
-            drawn=items[batch.rows :],
+            items=of_rows,
+            drawn=of_drawn,
             weight=None if batch.weight is None else batch.weight[positive],
             hard=hard,
         )
 
     def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
+        """Looks up the ids of the rows that the loss reads: all with hard negatives, else those with a positive."""
         is_positive = batch.label > 0
         index = {"positive": is_positive.nonzero().flatten(), "negative": (~is_positive).nonzero().flatten()}
         if self.loss.reads_all_positives(self.group):
             ids, negative = batch.sparse[self.item].values(), index["negative"]
             pool = [ids[index["positive"]], *([ids[negative]] if self.loss.hard_negatives else [])]
             index["pool"] = torch.cat(pool)
-        looked_up = {name: [batch.sparse[name].values()] for name in self.features}
+        rows = None if self.loss.hard_negatives or not len(index["negative"]) else is_positive
+        looked_up = {name: [_ids_of(batch.sparse[name], rows)] for name in self.features}
         looked_up[self.item].append(drawn)
         numbers = None
         if self.has_item_features:
             features = self.features_of(drawn)
-            for name in self.own_features:
-                values, offsets = features.ids[name]
+            for name, values in self.item_inputs.ids(features).items():
                 looked_up[name].append(values)
-                index[_lengths_of(name)] = offsets.diff()
-            numbers = features.dense if len(self._of_item) else None
+            index |= {lengths_of(name): lengths for name, lengths in self.item_inputs.lengths(features).items()}
+            numbers = self.item_inputs.dense(features)
         return Prepared(drawn=drawn, lookup=self._lookup(looked_up, drawn), index=index, numbers=numbers)
 
     def query(self, batch: Batch) -> torch.Tensor:
@@ -196,7 +203,7 @@ class TwoTower(Retriever):
 
     @property
     def has_item_features(self) -> bool:
-        return bool(self.own_features) or len(self._of_item) > 0
+        return self.item_inputs.width > 0
 
     def items(self, ids: torch.Tensor, features: ItemFeatures | None = None) -> torch.Tensor:
         """Returns `[C, D]`; the id -1 is of an item without a table row, which has a vector of its features alone."""
@@ -204,10 +211,8 @@ class TwoTower(Retriever):
         looked_up, lengths, dense = {self.item: [ids[has_row]]}, dict[str, torch.Tensor](), None
         if self.has_item_features:
             features = self.features_of(ids) if features is None else features.to(ids.device)
-            for name in self.own_features:
-                values, offsets = features.ids[name]
-                looked_up[name], lengths[name] = [values], offsets.diff()
-            dense = features.dense if len(self._of_item) else None
+            looked_up |= {name: [values] for name, values in self.item_inputs.ids(features).items()}
+            lengths, dense = self.item_inputs.lengths(features), self.item_inputs.dense(features)
         vectors = self._vectors(self._lookup(looked_up, ids))
         of_ids = vectors[self.item].new_zeros(len(ids), vectors[self.item].shape[1])
         return self._items(of_ids.index_put((has_row,), vectors[self.item]), vectors, lengths, dense)
@@ -224,6 +229,12 @@ class TwoTower(Retriever):
         return EvalQueries(self.query(batch)[rows], self.positives(batch), rows=rows)
 
 
-def _lengths_of(feature: str) -> str:
-    """Name in `Prepared.index` of the number of ids that each drawn item has in a feature."""
-    return f"lengths of {feature}"
+def _taken(of_rows: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """The values of some rows; of all for None."""
+    return of_rows if rows is None else of_rows.index_select(0, rows)
+
+
+def _ids_of(jagged: JaggedTensor, is_read: torch.Tensor | None) -> torch.Tensor:
+    """The ids of some rows; of all for None."""
+    ids = jagged.values()
+    return ids if is_read is None else ids[is_read.repeat_interleave(jagged.lengths(), output_size=len(ids))]

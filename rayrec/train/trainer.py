@@ -197,7 +197,7 @@ class Trainer:
         train, evaluation = self._data(reading)
         config, data = self.config, self.config.data  # with resolved id types
         data_sets = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
-        sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in data_sets.items()}
+        sets = {name: Manifest.of(data_set, config.row_schema, reading) for name, data_set in data_sets.items()}
         for metric in config.trainer.metrics:
             metric_of(metric)
         if config.trainer.on_batch is not None:
@@ -246,7 +246,7 @@ class Trainer:
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
         """Manifests of the training and evaluation rows. Also resolves id types in `self.config`."""
-        data, schema = self.config.data, self.config.data_schema
+        data, schema = self.config.data, self.config.row_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if self._ordered is not None:
             self._keep_id_types(self._ordered)
@@ -260,7 +260,7 @@ class Trainer:
         else:
             train = manifest_of(data.train, self.config.training_schema, reading, rows)
         self._keep_id_types(train.parts[0])
-        return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
+        return train, None if data.eval is None else Manifest.of(data.eval, schema, reading)
 
     def _first_chunk(self) -> Manifest:
         """The first rows to train on of a followed folder; waits for them."""
@@ -271,7 +271,10 @@ class Trainer:
             return follower.wait(position.epoch + position.cursor.over).manifest
 
     def _keep_id_types(self, trained: Manifest) -> None:
-        schema = fill_id_types(self.config.data_schema, dict(trained.columns))
+        of_rows, schema = fill_id_types(self.config.row_schema, dict(trained.columns)), self.config.data_schema
+        filled = {feature.name: feature for feature in of_rows.sparse}
+        sparse = [filled.get(feature.name, feature) for feature in schema.sparse]
+        schema = schema.model_copy(update={"sparse": sparse, "column_types": of_rows.column_types})
         self.config = self.config.model_copy(update={"data_schema": schema})
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:

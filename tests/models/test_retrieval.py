@@ -141,6 +141,22 @@ def make(kind: str, family: str = "sasrec") -> NextItem:
     loss: dict[str, Any] = {"kind": kind, "negatives": NEGATIVES, "temperature": 0.8, "counts": counts()}
     if family == "hstu":
         return hstu(tables(), 0, times="h.at", dropout=0.0, max_length=MOST, loss=loss, **given)
+    if family == "features":
+        model = sasrec(
+            [*tables(), replace(tables()[0], num_embeddings=5, name="category", feature_names=["category"])],
+            1,
+            max_length=MOST,
+            dropout=0.0,
+            loss=loss,
+            item_features=["category", "price"],
+            dense_names=["price"],
+            **given,
+        )
+        torch.nn.init.normal_(model.item_layer.weight)
+        offsets = torch.tensor([0, *map(len, CATEGORIES)]).cumsum(0)
+        ids = torch.tensor([id for one in CATEGORIES for id in one])
+        model.use_items(lambda: ItemFeatures(PRICES[:, None], {"category": (ids, offsets)}))
+        return model
     return sasrec(tables(), 0, max_length=MOST, dropout=0.0, loss=loss, **given)
 
 
@@ -203,6 +219,31 @@ def gradients_in_blocks(group: dist.ProcessGroup, kind: str) -> tuple[float, lis
 
 def test_so_is_hstu_and_a_weighted_batch() -> None:
     check_ranks(3, "mixed", "hstu", weighted=True)
+
+
+def test_so_is_a_model_with_features_of_items() -> None:
+    check_ranks(2, "mixed", "features")
+
+
+def test_features_of_items_are_added_to_the_items_that_are_scored() -> None:
+    model = make("mixed", "features")
+    vectors, pairs = model.item_vectors.embeddings.embeddings, model.pairs(batch(), torch.tensor([4, 0]))
+    of_category, of_price = vectors["category"].weight, model.item_layer.weight[:, 0]
+    means = [of_category[ids].mean(0) if ids else torch.zeros(DIM) for ids in CATEGORIES]
+    own = torch.stack([mean + price * of_price for mean, price in zip(means, PRICES, strict=True)])
+    torch.testing.assert_close(model.items(torch.arange(ITEMS)), vectors["item"].weight + own)
+    torch.testing.assert_close(pairs.items, model.items(pairs.ids))
+    torch.testing.assert_close(pairs.drawn, model.items(torch.tensor([4, 0])))
+    torch.testing.assert_close(model.items(torch.tensor([-1]), model.features_of(torch.tensor([6])))[0], own[6])
+    query = model.query(batch())
+    with torch.no_grad():
+        of_category.zero_()
+    assert torch.equal(query, model.query(batch()))
+    with pytest.raises(ValueError, match="sasrec: item_features has 'colour'"):
+        sasrec(tables(), 0, history="item", item_features=["colour"])
+    side = replace(tables()[0], name="category", feature_names=["category"])
+    with pytest.raises(ValueError, match=r"'category' is in side, .* and in item_features"):
+        sasrec([*tables(), side], 0, history="item", side=["category"], item_features=["category"])
 
 
 def trained(group: dist.ProcessGroup | None, kind: str) -> dict[str, torch.Tensor]:
@@ -427,6 +468,29 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
         TwoTower(tables(), 0, item="film")
     with pytest.raises(ValueError, match="item_features has 'colour'"):
         TwoTower(tables(), 0, item="item", item_features=["colour"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_without_a_positive_are_looked_up_for_hard_negatives_alone(own: bool) -> None:
+    """The loss is that of the batch without them."""
+    batch, positive = towers_batch(slice(None)), [0, 1, 3, 4, 6]
+    assert [row for row in range(7) if batch.label[row] > 0] == positive
+    kept = {name: batch.sparse[name] for name in batch.sparse.keys()}
+    lists = [jagged.values().split(jagged.lengths().tolist())[row] for jagged in kept.values() for row in positive]
+    lengths = torch.tensor([len(ids) for ids in lists])
+    alone = Batch(
+        batch.dense[positive], KeyedJaggedTensor(list(kept), torch.cat(lists), lengths=lengths), batch.label[positive]
+    )
+    model = two_tower(own).eval()
+    prepared = [model.prepare(one).prepared for one in (batch, alone)]
+    assert prepared[0] is not None and prepared[0].lookup is not None
+    assert prepared[1] is not None and prepared[1].lookup is not None
+    assert torch.equal(prepared[0].lookup.values(), prepared[1].lookup.values())
+    torch.testing.assert_close(model(batch)[0], model(alone)[0])
+    model.use_loss({"kind": "mixed", "negatives": NEGATIVES, "hard_negatives": True})
+    whole = model.prepare(batch).prepared
+    assert whole is not None and whole.lookup is not None
+    assert len(whole.lookup.values()) > len(prepared[0].lookup.values())
 
 
 def test_one_temperature_for_vectors_of_length_1_in_all_models() -> None:

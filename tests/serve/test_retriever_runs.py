@@ -277,9 +277,9 @@ def catalog(numbers: range, key: str) -> pa.Table:
     return pa.table(rows | {"shop": [n % 3 for n in numbers]})
 
 
-def config_with_features(root: Path) -> dict[str, Any]:
-    """Two towers with features of the items, in `items/`; the vocabulary lacks the new ones."""
-    raw = raw_config(root, "two_tower")
+def config_with_features(root: Path, name: str = "two_tower") -> dict[str, Any]:
+    """A retriever with features of the items, in `items/`; the vocabulary lacks the new ones."""
+    raw = raw_config(root, name)
     raw["data"]["entities"] = {"movie": {"path": str(root / "items"), "key": "id", "valid_from": "since", "at": "time"}}
     vocabulary = {"kind": "vocabulary", "path": str(root / "vocabulary.parquet")}
     raw["schema"] = {
@@ -292,13 +292,17 @@ def config_with_features(root: Path) -> dict[str, Any]:
         ],
     }
     rows = {"taste": KINDS, "film": KNOWN + 1, "category": KINDS}
+    args: dict[str, Any] = {"item": "film", "towers": [16]}
+    if name != "two_tower":  # rows have lists of films, and no feature of a film
+        raw["schema"]["dense"].pop()
+        raw["schema"]["sparse"].pop(0)
+        raw["schema"]["sparse"][0] |= {"kind": "id_list", "column": "films"}
+        del rows["taste"]
+        args = {"history": "film", "max_length": 6, "blocks": 1, "dropout": 0.0, "normalize": True}
     raw["tables"] = [{"name": name, "rows": count, "dim": 8, "features": [name]} for name, count in rows.items()]
-    raw["model"] = {
-        "name": "two_tower",
-        "args": {"item": "film", "item_features": ["category", "cost"], "towers": [16]},
-    }
+    raw["model"] = {"name": name, "args": args | {"item_features": ["category", "cost"]}}
     raw["model"]["loss"] = {"kind": "mixed", "negatives": 16}
-    raw["trainer"]["epochs"] = 6
+    raw["trainer"]["epochs"] = 6 if name == "two_tower" else 12
     return raw
 
 
@@ -309,8 +313,8 @@ def versions(numbers: range) -> pa.Table:
     return pa.concat_tables([newest, pa.table(older)])
 
 
-@pytest.fixture(scope="module")
-def with_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=list(RETRIEVERS))
+def with_features(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("with_features")
     (root / "items").mkdir()
     pq.write_table(versions(range(KNOWN)), root / "items" / "0.parquet")
@@ -319,16 +323,19 @@ def with_features(tmp_path_factory: pytest.TempPathFactory) -> Path:
         random = np.random.default_rng(seed)
         taste = random.integers(0, KINDS, rows)
         films = taste + KINDS * random.integers(0, KNOWN // KINDS, rows)
+        alike = taste[:, None] + KINDS * random.integers(0, KNOWN // KINDS, (rows, 4))
+        histories = [[f"film-{n}" for n in one] for one in alike]
         columns = {
             "taste": taste,
             "film": [f"film-{n}" for n in films],
+            "films": histories,
             "age": random.random(rows),
             "time": [900] * rows,
             "label": [1] * rows,
         }
         (root / part).mkdir()
         pq.write_table(pa.table(columns), root / part / "0.parquet", row_group_size=64)
-    return Path(Trainer(parse_config(config_with_features(root))).fit().folder)
+    return Path(Trainer(parse_config(config_with_features(root, request.param))).fit().folder)
 
 
 def test_an_item_that_training_never_saw_is_found_by_its_features(with_features: Path, tmp_path: Path) -> None:
@@ -339,7 +346,10 @@ def test_an_item_that_training_never_saw_is_found_by_its_features(with_features:
     pq.write_table(catalog(range(KNOWN + NEW), "sku"), tmp_path / "items.parquet")
     said = command("index", with_features, tmp_path / "index", "--items", tmp_path / "items.parquet", "--id", "sku")
     assert "100.0% of the 10 best items are the same" in said and "left out" not in said
-    body = {"queries": [{"row": {"taste": taste, "age": 0.5}} for taste in range(KINDS)], "k": KNOWN // KINDS + 1}
+    asked: list[dict[str, Any]] = [{"row": {"taste": taste, "age": 0.5}} for taste in range(KINDS)]
+    if with_features.name != "two_tower":
+        asked = [{"history": [f"film-{taste + KINDS * n}" for n in range(3)]} for taste in range(KINDS)]
+    body = {"queries": asked, "k": KNOWN // KINDS + (1 if with_features.name == "two_tower" else 4)}
     results = json.loads(Retrieval(tmp_path / "index").answer(json.dumps(body).encode()))["results"]
     for taste, result in enumerate(results):
         assert f"film-{KNOWN + taste}" in result["ids"], results
@@ -367,14 +377,20 @@ def test_an_item_that_training_never_saw_is_found_by_its_features(with_features:
         ({"item_features": ["age"]}, "'age' reads the column 'age' of the rows.*`from: TABLE.COLUMN` and `by: film`"),
         ({"item_features": ["category"], "mapping": {"kind": "dynamic"}}, "item 'film' has dynamic ids"),
         ({"item_features": ["again"]}, "'again' reads the item 'film' itself.*remove it"),
+        (
+            {"name": "sasrec", "item_features": ["category"], "side": ["category"]},
+            "'category' is a list of the rows, in `side`.*of another name.*`by: films`",
+        ),
+        ({"name": "hstu", "item_features": ["categry"]}, "no feature is named 'categry'.*did you mean 'category'"),
     ],
 )
 def test_features_that_an_item_has_only_in_rows_are_refused(
     changes: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    raw = config_with_features(tmp_path)
-    raw["model"]["args"]["item_features"] = changes["item_features"]
-    raw["schema"]["sparse"][1]["mapping"] = changes.get("mapping", {"kind": "identity"})
+    raw = config_with_features(tmp_path, changes.get("name", "two_tower"))
+    raw["model"]["args"] |= {name: changes[name] for name in ("item_features", "side") if name in changes}
+    film = next(feature for feature in raw["schema"]["sparse"] if feature["name"] == "film")
+    film["mapping"] = changes.get("mapping", {"kind": "identity"})
     if "again" in changes["item_features"]:
         raw["schema"]["sparse"].append({"name": "again", "column": "film", "mapping": {"kind": "hash"}})
         raw["tables"].append({"name": "again", "rows": 9, "dim": 8, "features": ["again"]})

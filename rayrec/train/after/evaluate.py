@@ -91,7 +91,7 @@ def _job(
         raise TrainError(f"the config of {folder.path} has no data.eval; name the rows to score with --data")
     selected = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice), reading_text(config.data.read.text):
-        manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
+        manifest, trained = Manifest.of(config.data.eval, config.row_schema), None
         if isinstance(build.model(config, "meta", factory), Retriever):
             try:
                 trained = manifest_of(config.data.train, config.training_schema)

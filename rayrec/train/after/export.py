@@ -183,15 +183,15 @@ def trained_of(
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
     schema = config.data_schema
     with reading_text(config.data.read.text):
-        manifest = Manifest.of(config.data.eval, schema)
+        manifest = Manifest.of(config.data.eval, config.row_schema)
     labels, weights = schema.task_names, CheckpointWeights(checkpoint.path)
     maps = maps_of(config, weights) if schema.dynamic else None
     trained = Trained(
         make_model=lambda: build.model(config, "cpu", factory),
         weights=weights,
         inputs=Inputs(
-            keys=tuple(schema.sparse_names),
-            num_dense=schema.num_dense,
+            keys=tuple(config.row_schema.sparse_names),
+            num_dense=config.row_schema.num_dense,
             labels=None if labels is None else tuple(labels),
             weighted=schema.weighted,
             kinds=tuple(schema.label_kinds) if "number" in schema.label_kinds else None,
@@ -272,7 +272,7 @@ def _batches(
         manifest = replace(manifest, windows=windows)
     stream = BatchStream(
         manifest,
-        config.data_schema,
+        config.row_schema,
         build.rows_of(config),
         batch_rows=config.trainer.batch_size,
         rank=0,

@@ -145,16 +145,18 @@ def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Sch
     if model.name not in READ_A_HISTORY_ONLY:
         return None
     history, side = model.args["history"], model.args.get("side", [])
+    own = model.args.get("item_features", [])
     named = f" and the side features {', '.join(map(repr, side))}" if side else ""
+    named += f", and of items {', '.join(map(repr, own))}" if own else ""
     subject = f"model {model.name} reads only the history {history!r}{named}"
     for table in tables:
-        unread = [feature for feature in table.features if feature not in (history, *side)]
+        unread = [feature for feature in table.features if feature not in (history, *side, *own)]
         if len(unread) == len(table.features):
             return f"tables.{table.name}: {subject}; remove this table and its features: {', '.join(unread)}"
         if unread:
             return f"tables.{table.name}.features: {subject}; remove {', '.join(unread)} here and from schema.sparse"
-    if schema.num_dense:
-        return f"schema.dense: {subject}; remove this section"
+    if numbers := [feature.name for feature in schema.dense if feature.name not in own]:
+        return f"schema.dense: {subject}; remove {'this section' if not own else ', '.join(numbers)}"
     return None
 
 
@@ -178,14 +180,15 @@ def _query_that_reads_the_item(model: ModelConfig, schema: Schema) -> str | None
 
 def check_item_features(model: ModelConfig, schema: Schema) -> None:
     """Item features are those of the item in any row, so that items without a row have them, too."""
-    names = model.args.get("item_features") if model.name == "two_tower" else None
+    names = model.args.get("item_features") if model.name in RETRIEVERS else None
     if not names:
         return
     every: list[DenseFeature | SparseFeature] = [*schema.dense, *schema.sparse]
     features = {one.name: one for one in every}
-    item = features.get(str(model.args["item"]))
+    item = features.get(str(model.args["item" if model.name == "two_tower" else "history"]))
     if item is None:
         return  # the model names it
+    of_rows = {*model.args.get("side", ()), *(name for sequence in schema.sequences for name in sequence.ids)}
     if item.name in schema.dynamic:
         raise refusal("model.args.item_features", f"item {item.name!r} has dynamic ids, whose rows change owners")
     derived = {spec.name: spec for spec in schema.derived}
@@ -193,6 +196,12 @@ def check_item_features(model: ModelConfig, schema: Schema) -> None:
         if name not in features or name == item.name:
             known = [feature for feature in features if feature != item.name]
             raise refusal("model.args.item_features", f"no feature is named {name!r}{suggestion(name, known)}")
+        if model.name in READ_A_HISTORY_ONLY and name in of_rows:
+            raise refusal(
+                "model.args.item_features",
+                f"{name!r} is a list of the rows, in `side` or a sequence; items need it without a row: add a feature "
+                f"of another name with `from: TABLE.COLUMN` and `by: {item.column}`, which may share the table",
+            )
         if features[name].column == item.column:
             raise refusal(
                 "model.args.item_features",

@@ -84,9 +84,20 @@ class TrainConfig(Section):
         return self
 
     @property
+    def row_schema(self) -> Schema:
+        """The schema without the features that rows do not have: `item_features` of `sasrec` and `hstu`, whose rows
+        have lists of items."""
+        if self.model.name not in checks.READ_A_HISTORY_ONLY:
+            return self.data_schema
+        schema, names = self.data_schema, self.model.args.get("item_features", ())
+        sparse = [feature for feature in schema.sparse if feature.name not in names]
+        dense = [feature for feature in schema.dense if feature.name not in names]
+        return schema.model_copy(update={"sparse": sparse, "dense": dense})
+
+    @property
     def training_schema(self) -> Schema:
         """The columns that training reads."""
-        schema = self.data_schema.for_training
+        schema = self.row_schema.for_training
         return schema.model_copy(update={"group": self.data_schema.group}) if self.model.loss.by_group else schema
 
     @property
@@ -95,7 +106,7 @@ class TrainConfig(Section):
         out of the ranking."""
         if self.model.name not in checks.READ_A_HISTORY_ONLY:
             return self.data_schema
-        schema, history = self.data_schema, self.model.args["history"]
+        schema, history = self.row_schema, self.model.args["history"]
         whole = {name for sequence in schema.sequences for name in sequence.ids if history in sequence.ids}
         whole |= {one.name for one in schema.sparse if one.name == history and one.keep == "last"}
         sparse = [one.model_copy(update={"max_length": None}) if one.name in whole else one for one in schema.sparse]

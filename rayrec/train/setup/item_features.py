@@ -69,8 +69,13 @@ class ItemTable:
             "dense": [feature for feature in schema.dense if feature.name in names],
             "sequences": [],
             "derived": specs,
-            # Times of rows are not those of the training data, but `_LATEST_US` as a timestamp.
-            "column_types": {name: kind for name, kind in schema.column_types.items() if name not in times},
+            # Times of rows are not those of the training data, but `_LATEST_US` as a timestamp; and rows may have lists
+            # of items.
+            "column_types": {
+                name: kind.removeprefix("list<").removesuffix(">")
+                for name, kind in schema.column_types.items()
+                if name not in times
+            },
         }
         own = schema.model_copy(update=update)
         self._mapping = Mapping(own, mapping.rows_of, labels=False)

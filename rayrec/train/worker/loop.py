@@ -429,7 +429,8 @@ class Loop:
         if self.session.rank or time.monotonic() - self._tables_at < TABLES_EVERY_S:
             return {}
         self._tables_at = time.monotonic()
-        return {"tables": touched(step.batch.sparse, ((table.name, table.features) for table in self.config.tables))}
+        tables = ((table.name, table.features) for table in self.config.tables)
+        return {"tables": touched(step.batch.looked_up, tables)}
 
     def _evaluate(self, position: Position, max_rows: int | None = None, *, within_epoch: bool = False) -> Position:
         """Evaluate; returns the position with the best evaluation so far.

@@ -170,13 +170,13 @@ def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]
     of ids that are the most frequent row (None without ids). Waits for the device.
 
     Args:
-        sparse: a batch's features.
-        tables: names of tables, each with its features.
+        sparse: a batch's lookups.
+        tables: names of tables, each with its features; those that are not looked up have no ids.
     """
-    features = sparse.to_dict()
+    features, none = sparse.to_dict(), sparse.values()[:0]
     lookups = {}
     for table, names in tables:
-        ids = torch.cat([features[name].values() for name in names])
+        ids = torch.cat([none, *(features[name].values() for name in names if name in features)])
         counts = torch.unique(ids, return_counts=True)[1]
         top = float(counts.max()) / ids.numel() if ids.numel() else None
         lookups[table] = {"ids": ids.numel(), "rows": counts.numel(), "top": top}
