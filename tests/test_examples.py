@@ -18,8 +18,11 @@ WITHOUT = {
     "checkpoint": {"Outcome", "Started"},
     "data": {
         "Dynamic",
+        "FileJoin",
         "FooterIndex",
         "FooterReading",
+        "JoinSpec",
+        "LabelJoin",
         "Mapping",
         "Mix",
         "MixedStream",

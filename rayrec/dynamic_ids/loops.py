@@ -41,8 +41,7 @@ _TYPES |= dict.fromkeys(("buckets", "first", "bucket_rows", "own_rows", "clock",
 _TYPES |= {"evict": "int64", "min_count": "uint64", "seed": "uint64", "unseen": "int64"}
 
 
-@intrinsic
-def _prefetch(typingctx: Any, array_R: Any, index: Any) -> Any:
+def _prefetch_typed(_: Any, array_R: Any, index: Any) -> Any:
     """Starts to load an element to be written, without waiting for it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -51,11 +50,14 @@ def _prefetch(typingctx: Any, array_R: Any, index: Any) -> Any:
         address = builder.bitcast(address, ir.IntType(8).as_pointer())
         number, flag = ir.IntType(32), (lambda value: ir.Constant(ir.IntType(32), value))
         kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), kind)
         builder.call(function, [address, flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 
     return nb.void(array_R, index), generate
+
+
+_prefetch: Any = intrinsic(_prefetch_typed)
 
 
 @nb.njit(inline="always")
