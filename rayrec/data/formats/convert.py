@@ -32,6 +32,7 @@ from rayrec.storage.parquet import file_kind
 from rayrec.storage.struct_fields import leaf_columns, with_types
 
 Format = Csv | JsonLines | Avro | Orc
+_RULES = 2  # version of the rules by which text is read: files that were converted by others are converted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def convert_once(files: Sequence[Found], cache_path: str) -> Iterator[tuple[list
     staging = cache_folder("converting") if cache.root else Path(cache.path)
 
     def cached_or_converted(file: Found) -> tuple[list[Found], str | None]:
-        key = hashlib.sha256(f"{file}{schema}{reading.key}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{_RULES}{file}{schema}{reading.key}".encode()).hexdigest()[:16]
         target, temporary, note = f"{cache.path}/{key}", staging / f"_{key}", None
         marker = f"{target}/_whole" if cache.root else target
         if cache.filesystem.get_file_info(marker).type == pafs.FileType.NotFound:

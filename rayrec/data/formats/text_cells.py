@@ -17,7 +17,8 @@ from rayrec.data.arrays.times import parse_times
 
 JSON = "json"
 _LEADING_ZERO = r"^[-+]?0[0-9]"
-_BRACKETS = r"^[\[({](.*)[\])}]$"
+# Brackets around a list, without brackets of their kind inside: `(a)|(b)` are two items.
+_BRACKETS = (r"^\[([^\[\]]*)\]$", r"^\{([^{}]*)\}$", r"^\(([^()]*)\)$")
 _WHOLE = r"^[-+]?[0-9]+$"
 NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 
@@ -133,7 +134,12 @@ def _split(text: pa.Array, separator: str) -> pa.Array:
 
 def _divided(text: pa.Array, separator: str) -> pa.Array:
     """The items between separators, without brackets around lists, quotes around items and a separator at the end."""
-    bare = pc.utf8_trim_whitespace(pc.replace_substring_regex(pc.utf8_trim_whitespace(text), _BRACKETS, r"\1"))
+    bare = pc.utf8_trim_whitespace(text)
+    for pattern in _BRACKETS:
+        inner = pc.utf8_trim_whitespace(pc.replace_substring_regex(bare, pattern, r"\1"))
+        # `(no genres listed)` is one item.
+        is_text = pc.and_(pc.match_substring(inner, " "), pc.invert(pc.match_substring(inner, separator)))
+        bare = pc.if_else(is_text, bare, inner)
     if separator.isspace():
         lists = pc.utf8_split_whitespace(bare)
     else:

@@ -174,7 +174,8 @@ class Csv:
                 use_threads=False,
                 column_names=layout.columns if layout.renamed or not layout.header else None,
                 autogenerate_column_names=not layout.header and not layout.columns,
-                skip_rows=layout.comments + int(layout.renamed),
+                skip_rows=layout.comments,
+                skip_rows_after_names=int(layout.renamed),
             ),
             parse_options=pacsv.ParseOptions(
                 delimiter=separator,

@@ -46,7 +46,7 @@ class Layout:
         encoding: name of the encoding.
         escape: character that makes the next one part of the cell, or None.
         padded: columns in which every value starts with a space.
-        comments: number of lines before the header, or before the first row, that are comments.
+        comments: number of lines to skip before the header, or before the first row: comments and empty lines.
         notes: what was found and is not usual, for the user.
     """
 
@@ -106,6 +106,8 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     columns = [name.strip() for name in first] if header else [f"c{position}" for position in range(len(first))]
     columns = list(options.names) if options.names is not None else columns
     renamed = bool(header) and columns != first
+    if renamed:  # pyarrow would count empty lines before the names
+        comments += len(re.findall(r"\r\n|\r|\n", text[: len(text) - len(text.lstrip())]))
     rows = later if header else lines
     values = {
         name: [row[position] for row in rows if position < len(row) and row[position]]

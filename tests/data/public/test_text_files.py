@@ -112,6 +112,9 @@ def test_names_of_columns_have_no_spaces_around_them_and_come_once(
 ) -> None:
     rows, _ = read(tmp_path / "a.csv", "# made by hand\n user, item id ,label\n1, 2, 0\n3, 4, 1\n")
     assert rows == [{"user": 1, "item id": 2, "label": 0}, {"user": 3, "item id": 4, "label": 1}]
+    for n, head in enumerate(("\n\n user , item id\n", '"us\ner ", item id\n', "\r\nuser, item id\r\n")):
+        rows, _ = read(tmp_path / f"d{n}.csv", head + "1,2\n\n3,4\n")
+        assert [tuple(row.values()) for row in rows] == [(1, 2), (3, 4)] and [*rows[0]][1] == "item id"
     late = "user,x\n" + f"7,{'x' * 1000}\n" * 9000 + "user,x\n"
     with pytest.raises(DataError, match="line 9002: the line repeats the names of the columns"):
         read(tmp_path / "b.csv", late)
@@ -235,13 +238,23 @@ def test_lists_in_brackets_of_any_kind_are_lists(
     assert [row["seen"] for row in rows] == lists
 
 
+def test_brackets_of_items_stay(tmp_path: Path) -> None:
+    cells = {"(sci-fi)|(x)": ["(sci-fi)", "(x)"], "[a]|[b]": ["[a]", "[b]"], "{a|b": ["{a", "b"], "(a|b)": ["a", "b"]}
+    cells |= {"(no genres listed)": ["(no genres listed)"], "(5)": ["5"], "[x y]": ["[x y]"], "[x y|z]": ["x y", "z"]}
+    content = "user\tgenres\n" + "".join(f"1\t{cell}\n" for cell in cells)
+    rows, _ = read(tmp_path / "a.csv", content, TextOptions(separator="\t", lists={"genres": "|"}))
+    assert [row["genres"] for row in rows] == [*cells.values()]
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("N{a} N{b} N{c}", " "),
-        ("{a}#{b}", "#"),
+        ("N{a} N{b} N{c}{more}", " "),
+        ("{a}#{b}{hash}", "#"),
         ("{{{a};{b}}}", ";"),
         ("the {a} of the {b}", None),
+        ("{c} {a} 20{b:02}", None),
+        ("( )", None),
         ("{a}:{b} PM", None),
     ],
 )
@@ -249,7 +262,8 @@ def test_lists_of_ids_are_found_and_texts_are_not(
     written: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cells = [written.format(a=n % 19, b=n * 7 % 23, c=n % 5) for n in range(400)]
+    more = [{"more": f" N{n % 7}" * (n % 2), "hash": f"#{n % 7}" * (n % 2)} for n in range(400)]
+    cells = [written.format(a=n % 19, b=n * 7 % 23, c=n % 5, **more[n]) for n in range(400)]
     Path("log.csv").write_text("user,x,click\n" + "".join(f"{n % 30},{x},{n % 2}\n" for n, x in enumerate(cells)))
     assert run(["init", "log.csv", "--label", "click"]) == 0
     text = yaml.safe_load(Path("log.yaml").read_text())["data"].get("read", {}).get("text", {})

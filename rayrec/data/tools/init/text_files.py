@@ -219,10 +219,16 @@ def _list_separator(cells: pa.Array) -> str | None:
         if _share(cells, re.escape(separator)) < 0.2:
             continue
         items = pc.unique(pc.list_flatten(list_parser(pa.list_(pa.string()), separator)(cells)))
-        are_ids = separator not in _ID_SEPARATORS or _share(items, _ID_ITEM) >= _NEARLY_ALL
-        if are_ids and 2 * len(items) <= distinct_cells:
+        if not len(items) or 2 * len(items) > distinct_cells:
+            continue
+        if separator not in _ID_SEPARATORS or (_share(items, _ID_ITEM) >= _NEARLY_ALL and _varies(cells, separator)):
             return separator
     return None
+
+
+def _varies(cells: pa.Array, separator: str) -> bool:
+    """Whether the number of items varies; `5 12 2001` may be a date."""
+    return len(pc.unique(pc.count_substring(cells, separator))) > 1
 
 
 def _are_lists(cells: pa.Array) -> bool:
