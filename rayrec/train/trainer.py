@@ -260,7 +260,7 @@ class Trainer:
         else:
             train = manifest_of(data.train, self.config.training_schema, reading, rows)
         self._keep_id_types(train.parts[0])
-        return train, None if data.eval is None else Manifest.of(data.eval, schema, reading)
+        return train, None if data.eval is None else Manifest.of(data.eval, self.config.row_schema, reading)
 
     def _first_chunk(self) -> Manifest:
         """The first rows to train on of a followed folder; waits for them."""
