@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CACHE_BYTES = 100 << 30  # default limit of the copies of exports on a node
+_SIZES: dict[str, int] = {}  # of folders, which do not change: a cache may hold thousands of files
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,24 @@ class Cache:
 
     def _make_room(self, needed: int) -> int:
         """Evicts least recently used folders that no process holds; returns the bytes of free space."""
-        folders = [path for path in self.root.iterdir() if path.is_dir() and not path.is_symlink()]
-        sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in folders}
-        for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns):
-            if sum(sizes.values()) + needed > self._most_bytes and _remove_unless_held(path):
-                del sizes[path]
-        for link in self.root.iterdir():
-            if link.is_symlink() and not link.exists():
-                link.unlink()
-        return self._most_bytes - sum(sizes.values())
+        with os.scandir(self.root) as entries:
+            sizes = {entry.path: _size_of(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)}
+        used = sum(sizes.values())
+        if used + needed > self._most_bytes:
+            for path in sorted(sizes, key=lambda path: os.stat(path).st_mtime_ns):
+                if used + needed > self._most_bytes and _remove_unless_held(Path(path)):
+                    used -= sizes[path]
+                    del _SIZES[path]
+            for link in self.root.iterdir():
+                if link.is_symlink() and not link.exists():
+                    link.unlink()
+        return self._most_bytes - used
+
+
+def _size_of(folder: str) -> int:
+    if folder not in _SIZES:
+        _SIZES[folder] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    return _SIZES[folder]
 
 
 def _hold(folder: Path) -> Held:
