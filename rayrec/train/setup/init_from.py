@@ -24,6 +24,7 @@ from rayrec.data.mapping.rules import (
 )
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.dynamic_ids import SharedMap
+from rayrec.train.config.dynamic_ids import shared_rules
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.setup.dynamic_ids import shared_maps
@@ -184,10 +185,10 @@ def with_row_laws(config: TrainConfig) -> TrainConfig:
 
 def _with_admission(config: TrainConfig) -> TrainConfig:
     """Sets `evict` and `admit` of dynamic ids where they are open. Saved maps have a filter or none."""
-    schema = config.data_schema
-    if not any(rule.evict is None or rule.admit is None for rule in schema.dynamic.values()):
+    schema = shared_rules(config.tables, config.data_schema)
+    if not schema.dynamic:
         return config
-    stored = _stored(config, "dynamic")
+    stored = _stored(config, "dynamic") if any(rule.admit is None for rule in schema.dynamic.values()) else {}
     sparse = []
     for feature in schema.sparse:
         rule = feature.mapping
