@@ -19,7 +19,7 @@ class DynamicIds {
       throw ExportError(path + " is not an exported map of dynamic ids: export the model again");
     if (words[2] != 1) throw ExportError(path + " has version " + std::to_string(words[2]) + "; this library reads version 1: export the model again");
     buckets_ = static_cast<uint64_t>(words[3]), bucket_rows_ = static_cast<uint64_t>(words[4]), own_rows_ = static_cast<uint64_t>(words[5]);
-    if (buckets_ >> 32 || bucket_rows_ >> 16 || own_rows_ >= bucket_rows_ || file_.size() != 64 + 8 * rows())
+    if (buckets_ == 0 || buckets_ >> 32 || bucket_rows_ >> 16 || own_rows_ >= bucket_rows_ || file_.size() != 64 + 8 * rows())
       throw ExportError(path + " is damaged: copy it again");
     ids_ = words + 8;
   }

@@ -54,6 +54,9 @@ class ExportedIds:
                 f"{path} has version {head[0]}; this rayrec reads version {VERSION}: export the model again"
             )
         buckets, bucket_rows, own_rows, self.clock = (int(number) for number in head[1:5])
+        # A search does not check the rows that it reads, so a header must not lead it outside the file.
+        if not (0 < buckets < 1 << 32 and 0 <= own_rows < bucket_rows < 1 << 16):
+            raise ValueError(f"{path} is damaged: copy it again")
         self.layout = Layout(buckets=buckets, bucket_rows=bucket_rows, own_rows=own_rows)
         if raw.size != 64 + 8 * self.layout.rows:
             raise ValueError(f"{path} has {raw.size} bytes instead of {64 + 8 * self.layout.rows}: copy it again")

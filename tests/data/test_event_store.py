@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,28 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, append: bool) -> None:
                     with open(file, "ab") as torn:
                         torn.write(b"torn")
     assert said[:3] == ["read 1 of 3 files", "read 2 of 3 files", "read 3 of 3 files"] and stops == len(said) > 10
+    assert bytes_of(tmp_path / "store") == bytes_of(tmp_path / "whole")
+
+
+def test_a_build_that_an_earlier_release_began_starts_again(tmp_path: Path) -> None:
+    log = write(tmp_path / "log", [log_of(200, seed, True) for seed in range(2)])
+    build_store(str(log), tmp_path / "whole", SPEC)
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_store(str(log), tmp_path / "store", SPEC, on_progress=interrupt)
+    digest, state = hashlib.sha256(f"{SPEC!r}\n0\n".encode()), tmp_path / "store.building" / "state.json"
+    for file in sorted(log.iterdir()):
+        size, changed = file.stat().st_size, file.stat().st_mtime_ns
+        digest.update(f"Found(uri={str(file)!r}, size_bytes={size}, changed_ns={changed}, deleted=None)\n".encode())
+    digest.update(b"\n")
+    raw = {**json.loads(state.read_text()), "made_of": digest.hexdigest()}
+    for name in ("names", "name_bytes"):  # that release knew keys by their hash alone
+        raw.pop(name)
+    state.write_text(json.dumps(raw))
+    build_store(str(log), tmp_path / "store", SPEC)
     assert bytes_of(tmp_path / "store") == bytes_of(tmp_path / "whole")
 
 

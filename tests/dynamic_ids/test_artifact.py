@@ -20,7 +20,7 @@ from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export, first_wei
 from rayrec.inference import ExportOptions, ItemIndex, Model
 from rayrec.serve import App, ModelSpec, Service
 from rayrec.train import Trainer, TrainError, export_run, parse_config
-from tests.dynamic_ids.test_training import raw_of, saved
+from tests.dynamic_ids.test_training import RULES, raw_of, saved
 from tests.inference.runs import command, refused
 from tests.serve.server import Server
 from tests.train.small import USERS, learner_of, make_job, write_all
@@ -105,11 +105,20 @@ def test_weights_in_one_file_come_with_the_ids_of_their_rows(run: Path, tmp_path
 
 
 def test_another_run_starts_with_the_ids_and_rows_of_a_run(run: Path, tmp_path: Path) -> None:
-    """It trains on one row, so that each map takes in at most one id; untrained rows keep their weights."""
-    source = run.parent.parent
+    """It trains on one row, so that each map takes in at most one id; untrained rows keep their weights.
+
+    A map keeps its filter or none, also where a new feature shares its rows.
+    """
+    source, row = run.parent.parent, rows_of(run).slice(0, 1)
     (tmp_path / "train").mkdir()
-    pq.write_table(rows_of(run).slice(0, 1), tmp_path / "train" / "one.parquet")
-    raw = raw_of(source, tmp_path / "runs", name="next", init_from={"path": str(run)}, trainer__epochs=1)
+    pq.write_table(row.append_column("friend", row["user"]), tmp_path / "train" / "one.parquet")
+    init = {"path": str(run), "fresh": ["over_arch"]}
+    raw = raw_of(source, tmp_path / "runs", name="next", init_from=init, trainer__epochs=1, data__eval=None)
+    user, item = [{key: value for key, value in RULES[name].items() if key != "admit"} for name in ("user", "item")]
+    for feature, rule in zip(raw["schema"]["sparse"], (user, item), strict=False):
+        feature["mapping"] = rule
+    raw["schema"]["sparse"].insert(0, {"name": "friend", "mapping": user})
+    raw["tables"][0]["features"] = ["friend", "user"]
     raw["data"]["train"], raw["optimizers"]["sparse"]["lr"] = str(tmp_path / "train"), 1e-30
     began, now = saved(raw_of(source, run.parent)), Trainer(parse_config(raw)).fit().folder
     then = saved(raw)
@@ -120,7 +129,12 @@ def test_another_run_starts_with_the_ids_and_rows_of_a_run(run: Path, tmp_path: 
         assert torch.equal(then[key][: len(same)][same], began[key][: len(same)][same]), name
     assert then["map/user/clock"] >= began["map/user/clock"] and then["map/item/clock"] == 1
     assert "loaded 4 tables" in (now / "metrics.jsonl").read_text()
-    raw["name"], raw["schema"]["sparse"][0]["mapping"] = "hashed", {"kind": "hash"}
+    kept = parse_config(yaml.safe_load((now / "config.yaml").read_text())).data_schema.dynamic
+    counts = {name: rule.admit and rule.admit.min_count for name, rule in kept.items()}
+    assert counts == {"friend": 1, "user": 1, "item": 2, "city": 2}
+    raw["name"] = "hashed"
+    for feature in raw["schema"]["sparse"][:2]:
+        feature["mapping"] = {"kind": "hash"}
     with pytest.raises(TrainError, match="mapping was dynamic and is hash"):
         Trainer(parse_config(raw)).fit()
 

@@ -287,7 +287,8 @@ def test_an_exported_map_answers_as_the_map(tmp_path: Path) -> None:
     assert not read.identity.flags.owndata, "read in place"
     raw = (tmp_path / "ids.bin").read_bytes()
     for content, words in ((raw[:-8], "copy it again"), (b"x" * 80, "not an exported map"),
-                           (raw[:16] + b"\2" + raw[17:], "has version 2")):  # fmt: skip
+                           (raw[:16] + b"\2" + raw[17:], "has version 2"),
+                           (raw[:24] + bytes(8) + raw[32:64], "is damaged")):  # fmt: skip
         (tmp_path / "bad.bin").write_bytes(content)
         with pytest.raises(ValueError, match=words):
             ExportedIds(tmp_path / "bad.bin")

@@ -342,7 +342,8 @@ def test_rounded_ids_and_times_in_another_unit_are_refused_alike(rayrec_map: Pat
 
 
 @pytest.mark.parametrize(
-    ("at", "problem"), [(0, "not an exported map"), (16, "version 9"), (24, "damaged"), (200, "too few rows")]
+    ("at", "problem"),
+    [(0, "not an exported map"), (16, "version 9"), (24, "damaged"), (200, "too few rows"), (64, "damaged")],
 )
 def test_a_damaged_map_of_dynamic_ids_is_told(rayrec_map: Path, tmp_path: Path, at: int, problem: str) -> None:
     own, rows = IdMap(DynamicIds(rows=64)), 8 if problem == "too few rows" else 64
@@ -351,6 +352,8 @@ def test_a_damaged_map_of_dynamic_ids_is_told(rayrec_map: Path, tmp_path: Path, 
     (file,) = (tmp_path / "ids").iterdir()
     raw = bytearray(file.read_bytes())
     raw[at] = 9
+    if at == 64:  # no buckets, and the right size for that
+        raw[24:] = bytes(8) + raw[32:64]
     file.write_bytes(raw)
     done = subprocess.run([rayrec_map, tmp_path], input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and problem in done.stderr

@@ -32,6 +32,7 @@ from rayrec.cli import run
 from rayrec.data import DataSet
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.train import (
+    ConfigError,
     Interrupted,
     Result,
     TrainConfig,
@@ -305,3 +306,24 @@ def test_a_run_keeps_to_the_table_version_that_it_began_with() -> None:
     before = {"data": {"train": [table("d", 4), {"path": "c"}, table("a", 2), table("a", 5)], "eval": None}}
     assert filled(mixed, before) == ([2, None, 4], None)
     assert filled(config_of(), None) == (None, None)
+
+
+def test_open_options_of_dynamic_ids_are_those_of_features_with_the_same_rows() -> None:
+    def rules(user: dict[str, Any], item: dict[str, Any], earlier: dict[str, Any] | None = None) -> list[Any]:
+        sparse = [{"name": name, "mapping": {"kind": "dynamic", **own}} for name, own in (("a", user), ("b", item))]
+        tables = [{"name": "both", "rows": 64, "dim": 8, "features": ["a", "b"]}]
+        config = ResolvedValues.of(earlier).fill(config_of(schema__sparse=sparse, tables=tables))
+        found = [feature["mapping"] for feature in config.to_dict()["schema"]["sparse"]]
+        return [(each["evict"], each["half_life"], each["admit"] and each["admit"]["min_count"]) for each in found]
+
+    one, lfu = {"admit": {"min_count": 1}}, {"evict": "lfu"}
+    assert rules(lfu, one) == rules(one, lfu) == [("lfu", None, 1)] * 2
+    assert rules({}, {"evict": "lfu_decay", "half_life": 9}) == [("lfu_decay", 9, None)] * 2
+    assert rules({}, {}) == [(None, None, None)] * 2
+    whole = {"kind": "dynamic", "evict": "lfu", "admit": {"min_count": 1, "probability": 1.0}}
+    before = {"schema": {"sparse": [{"name": name, "mapping": whole} for name in ("a", "b")]}}
+    assert rules(lfu, {}, before) == rules({}, one, before) == [("lfu", None, 1)] * 2
+    assert rules({}, {"evict": "lru"}, before) == [("lru", None, 1)] * 2, "what the config names counts"
+    for user, item in ((lfu, {"evict": "lru"}), (one, {"admit": {"min_count": 3}}), ({}, {"rows": 64})):
+        with pytest.raises(ConfigError, match=r"'a' and 'b' share the rows of table 'both': .* with equal options"):
+            rules(user, item)

@@ -111,7 +111,8 @@ class Dynamic(Strict):
     """Gives ids a row of the table when they appear, and takes it away from ids that are no longer looked up.
 
     An id without a row of its own uses one of the fallback rows, which it shares by hash. Features that share a table
-    need equal rules. Ids are integers or strings; a string is one by its 64-bit hash.
+    need equal rules; `evict` and `admit` may be set for one of them. Ids are integers or strings; a string is one by
+    its 64-bit hash.
 
     Args:
         rows: Rows of the table, among them the fallback rows. Default: `rows` of the table, and equal to it if set.

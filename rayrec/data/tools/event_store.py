@@ -35,6 +35,7 @@ from rayrec.storage.files import Found
 from rayrec.storage.parquet import open_parquet
 
 _READ_ROWS = 1 << 18
+_BUILD_FORMAT = 2  # of the files of an unfinished build; count up when they change
 _STATE, _PARTS, _OUT = "state.json", "parts", "out"
 _MOST_PARTS = 256  # each has two files, which are open at a time
 _SORT_COPIES = 4  # of a part in memory while it is sorted
@@ -136,7 +137,8 @@ class _Building:
         parts = math.ceil(rows / self.most_rows)
         self.bits = min(max(0, parts - 1).bit_length(), _MOST_PARTS.bit_length() - 1)
         digest = hashlib.sha256()
-        for text in (repr(spec), repr(self.bits), *map(repr, files), "" if earlier is None else earlier.name):
+        added_to = "" if earlier is None else earlier.name
+        for text in (repr(_BUILD_FORMAT), repr(spec), repr(self.bits), *map(repr, files), added_to):
             digest.update(text.encode() + b"\n")
         self.state: dict[str, Any] = self._resumed(digest.hexdigest())
         self.texts: dict[str, dict[str, int]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rayrec._runtime.strict import refusal
 from rayrec.data.mapping.rules import Dynamic
@@ -35,13 +35,33 @@ def check_dynamic(
             raise refusal(f"trainer.slices.{number}", f"{name!r} has dynamic ids, whose rows change owners; remove it")
 
 
+def shared_rules(tables: Sequence[TableConfig], schema: Schema) -> Schema:
+    """The schema, in which `evict` and `admit` are open only where no feature that shares the rows sets them."""
+    rules = schema.dynamic
+    for _, features in connected([(table.name, table.features) for table in tables], rules):
+        group = [rules[name] for name in features]
+        rules |= {name: _filled(rules[name], group) for name in features}
+    sparse = [one.model_copy(update={"mapping": rules.get(one.name, one.mapping)}) for one in schema.sparse]
+    return schema.model_copy(update={"sparse": sparse})
+
+
+def _filled(rule: Dynamic, others: Iterable[Dynamic]) -> Dynamic:
+    """The rule with its open fields as in the first of the others that sets them."""
+    for other in others:
+        if rule.evict is None:  # then it has no half-life either
+            rule = rule.model_copy(update={"evict": other.evict, "half_life": other.half_life})
+        if rule.admit is None:
+            rule = rule.model_copy(update={"admit": other.admit})
+    return rule
+
+
 def _check_rules(table: str, features: Sequence[str], rules: Mapping[str, Dynamic]) -> None:
     for name in features:
         if name in rules and rules[name].path is not None:
             raise refusal(f"schema.sparse.{name}.mapping.path", "only exports have a file of ids; remove it")
-    first = rules.get(features[0])
+    group = [rules[name] for name in features if name in rules]
     for name in features[1:]:
-        if rules.get(name) != first:
+        if not {features[0], name} <= {*rules} or _filled(rules[features[0]], group) != _filled(rules[name], group):
             raise refusal(
                 f"tables.{table}.features",
                 f"features {features[0]!r} and {name!r} share the rows of table {table!r}: give both the same mapping "

@@ -12,6 +12,7 @@ from typing import Any
 
 from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Admit
 from rayrec.data.source.dataset import DataSet
+from rayrec.train.config.dynamic_ids import shared_rules
 from rayrec.train.config.train_config import TrainConfig
 
 # Open fields of mappings by kind, and their values in runs of releases that did not record them.
@@ -47,8 +48,12 @@ class ResolvedValues:
         return cls({path: value for path, value in fields.items() if value is not None})
 
     def fill(self, config: TrainConfig) -> TrainConfig:
-        """The config with its open fields set to these values."""
-        raw = config.to_dict()
+        """The config with its open fields set to these values.
+
+        Features that share rows have equal rules, so what the config sets for one of them goes before these values.
+        """
+        schema = shared_rules(config.tables, config.data_schema)
+        raw = config.model_copy(update={"data_schema": schema}).to_dict()
         for path, section, key in _resolvable(raw):
             value, configured = self._values.get(path), section.get(key)
             if isinstance(configured, Mapping):

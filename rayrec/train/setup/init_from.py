@@ -24,6 +24,7 @@ from rayrec.data.mapping.rules import (
 )
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.dynamic_ids import SharedMap
+from rayrec.train.config.dynamic_ids import shared_rules
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.setup.dynamic_ids import shared_maps
@@ -183,16 +184,21 @@ def with_row_laws(config: TrainConfig) -> TrainConfig:
 
 
 def _with_admission(config: TrainConfig) -> TrainConfig:
-    """Sets `evict` and `admit` of dynamic ids where they are open. Saved maps have a filter or none."""
-    schema = config.data_schema
-    if not any(rule.evict is None or rule.admit is None for rule in schema.dynamic.values()):
+    """Sets `evict` and `admit` of dynamic ids where they are open. Features that share rows get equal ones.
+
+    A saved map has a filter or none, and the new run keeps to that.
+    """
+    schema = shared_rules(config.tables, config.data_schema)
+    if not schema.dynamic:
         return config
-    stored = _stored(config, "dynamic")
+    stored = _stored(config, "dynamic") if any(rule.admit is None for rule in schema.dynamic.values()) else {}
+    unfiltered = {name for name, each in stored.items() if not each.get("counts_waiting_ids")}
+    unfiltered = unfiltered.union(*(group for group in _sharing_tables(config) if group & unfiltered))
     sparse = []
     for feature in schema.sparse:
         rule = feature.mapping
         if isinstance(rule, Dynamic):
-            if rule.admit is None and feature.name in stored and not stored[feature.name].get("counts_waiting_ids"):
+            if rule.admit is None and feature.name in unfiltered:
                 rule = rule.model_copy(update={"admit": Admit()})
             feature = feature.model_copy(update={"mapping": rule.resolved})
         sparse.append(feature)
