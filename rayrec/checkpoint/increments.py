@@ -393,13 +393,12 @@ def open_reader(folder: Folder, manifest: Manifest) -> AnyReader:
 
 
 def usable_after(error: DamagedCheckpointError, candidates: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints that do not need the damaged one."""
-    by_name = {checkpoint.name: checkpoint for checkpoint in candidates}
+    """The checkpoints that do not need the damaged one, which need not be among them."""
+    parents = {each.name: each.manifest.link.parent for each in candidates if each.manifest.link is not None}
 
-    def needs(checkpoint: Checkpoint | None) -> bool:
-        while checkpoint is not None and checkpoint.name != error.name:
-            link = checkpoint.manifest.link
-            checkpoint = None if link is None else by_name.get(link.parent)
-        return checkpoint is not None
+    def needs(name: str | None) -> bool:
+        while name is not None and name != error.name:
+            name = parents.get(name)
+        return name is not None
 
-    return [checkpoint for checkpoint in candidates if not needs(checkpoint)]
+    return [checkpoint for checkpoint in candidates if not needs(checkpoint.name)]
