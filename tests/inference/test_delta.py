@@ -131,7 +131,8 @@ def test_a_delta_that_does_not_fit_is_named_and_makes_no_export(
 def test_a_run_is_published_as_a_full_export_then_as_deltas(
     run: Path, chain: tuple[list[Path], list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same checkpoint is published once, an export as it is, and nothing while the entropy is above the limit."""
+    """The same checkpoint is published once with the same options, an export as it is, and nothing while the entropy is
+    above the limit."""
     out = tmp_path / "published"
     assert run_command(["publish", str(chain[0][0]), str(out)]) == 0
     assert "full export, step 6" in capsys.readouterr().out
@@ -152,6 +153,16 @@ def test_a_run_is_published_as_a_full_export_then_as_deltas(
     store = ExportStore(out)
     made = store.open(store.newest()).folder
     assert Model(made).index.origin["step"] == 10 and same_files(made, chain[0][2])
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    (other / "config.yaml").write_text(yaml.safe_dump({**config, "name": "other"}))
+    for source in (run, other):  # with other options; then of another run, a checkpoint of the same name
+        command = ["publish", str(source), str(out), "--tables", "fp16", "--parity", "64", "--force"]
+        before = len(list(out.iterdir()))
+        assert [run_command(command), run_command(command)] == [0, 0]
+        told_of = capsys.readouterr().out
+        assert len(list(out.iterdir())) == before + 1 and told_of.count("already") == 1, told_of
 
 
 def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,13 @@ from rayrec.inference.artifact import (
     scratch_folder,
 )
 from rayrec.inference.delta import DELTA, Delta, is_small, read_delta, write_delta
-from rayrec.inference.export import ExportOptions
+from rayrec.inference.export_options import AUTO, ExportOptions
 from rayrec.inference.export_store import ExportStore, natural_order
 from rayrec.storage.cache import Held
 from rayrec.train.after.export import find_checkpoint, trained_of, write_export
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST
+from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 
 
@@ -31,7 +32,7 @@ class Published:
     """What was published.
 
     Args:
-        folder: the new version; None if the newest version is of this checkpoint.
+        folder: the new version; None if the newest version is of this checkpoint, with these options.
         delta: of the version before; None for a full export.
         step: training steps of the checkpoint.
         nbytes: bytes of the new folder.
@@ -54,7 +55,8 @@ def publish_run(
 ) -> Published:
     """Adds a version to a folder of exports: what changed since the newest version there, or all of it.
 
-    A full export comes first, after changes of the whole model, and when the deltas since the last one would have half
+    A checkpoint is published once for each choice of options; tables of any format are as `AUTO` chose them. A full
+    export comes first, after changes of the whole model, and when the deltas since the last one would have half
     of its bytes.
 
     Args:
@@ -75,10 +77,24 @@ def publish_run(
     folder, selected = find_checkpoint(path, checkpoint)
     _check_entropy(folder, selected, max_ne)
     newest = _newest(root)
-    if newest is not None and read_index(newest[1].folder).origin.get("checkpoint") == selected.name:
+    run = config_of_run(folder, allow_code=allow_code)["name"]
+    if newest is not None and _is_of(read_index(newest[1].folder), run, selected, options or ExportOptions()):
         return Published(None, None, selected.step)
     trained = trained_of(folder, selected, data, allow_code=allow_code)
     return _publish(None, lambda folder: write_export(trained, folder, options), root)
+
+
+def _is_of(index: ExportIndex, run: str, checkpoint: Checkpoint, options: ExportOptions) -> bool:
+    """Whether an export is the one that these options make of a checkpoint.
+
+    Names of checkpoints, and of runs in other folders, repeat; a rewound run has the same time again.
+    """
+    origin = index.origin
+    if (run, checkpoint.name, checkpoint.manifest.time) != tuple(map(origin.get, ("run", "checkpoint", "time"))):
+        return False
+    formats = options.tables == AUTO or all(place.format is options.format_of(place.dim) for place in index.places)
+    made = (index.targets[-1:], index.dense, index.calibration, index.search)
+    return formats and made == ([options.target], options.dense, options.calibrate, None)
 
 
 def _publish(index: ExportIndex | None, make: Callable[[Path], object], root: Path) -> Published:
