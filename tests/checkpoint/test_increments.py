@@ -279,6 +279,28 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
     assert store.save_increment(8, other, other_dense, Saving()) is Started.FULL_IS_DUE
 
 
+def test_the_chain_that_a_run_goes_on_with_is_kept(tmp_path: Path) -> None:
+    """Also while a full checkpoint of an earlier attempt, damaged, has a later step."""
+    model, dense, store = run_alone(tmp_path, (5,))
+    store.save(7, model, dense)
+    damaged = tmp_path / "step_00000007-0001" / "manifest.json"
+    damaged.write_text(damaged.read_text().replace('"step": 7', '"step": 8'))
+    store = CheckpointStore(tmp_path, keep=1)
+    store.track_changes(model)
+    newest = store.latest()
+    assert newest is not None and newest.step == 5
+    store.load(newest, model, dense)
+    store.note_scores(5, {"ne": 1.0})  # removes old ones
+    assert newest_good(tmp_path)[0] == 5
+    train(model, dense, None, range(5, 6))
+    assert store.save_increment(6, model, dense, Saving()) is Started.STARTED
+    store.finish()
+    CheckpointStore(tmp_path).prune(1)  # of another process, which has loaded none
+    assert newest_good(tmp_path)[0] == 6
+    store.save(8, model, dense)
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000008-0002"]
+
+
 def test_rectangles_of_a_chain_are_parts_of_its_tensors(tmp_path: Path) -> None:
     """Rectangles that cut the changed rows and columns of the writers in any way."""
     _, _, store = run_alone(tmp_path)
