@@ -40,8 +40,8 @@ def remove_old(root: Folder, keep: int, best: Best | None, held: Collection[str]
     """Remove all but the `keep` newest full checkpoints, the best ones and `held`, and unfinished older folders.
 
     Increments stay and go with the full checkpoint at the start of their chain; the chain of the newest checkpoint
-    stays, also if a full checkpoint that its attempt did not resume from has a later step. A process that reads a removed
-    checkpoint raises `RemovedCheckpointError` (`reader.py`).
+    stays, also if a full checkpoint that its attempt did not resume from has a later step. A process that reads a
+    removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
     Raises:
         OSError, DamagedScoresError: the best checkpoints cannot be determined; nothing is removed.

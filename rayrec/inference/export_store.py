@@ -149,17 +149,22 @@ class ExportStore:
         try:
             first, *deltas = self.chain(export)
             cache, made = Cache(cache_folder("exports"), self._cache_bytes), _made(export)
-            if not deltas:  # it exists
-                return cache.folder(made.name, 0, lambda *_: made.name)
+            if not deltas:
+                try:
+                    return cache.folder(made.name, 0, _evicted)
+                except _EvictedError:
+                    return self._make(export)
             base = self.open(first)
             index = ExportIndex.parse(export.read(NEW_INDEX), export.sub(NEW_INDEX).path)
+            needed = sum(size for size, _ in index.files.values())
 
-            def make(folder: Path, _: int) -> str:
+            def make(folder: Path, available: int) -> str:
+                self._check_fits(needed, available)
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".deltas-") as scratch:
                     apply_deltas(base.folder, [_local(one, Path(scratch)) for one in deltas], folder)
                 return made.name
 
-            return cache.folder(made.name, sum(size for size, _ in index.files.values()), make)
+            return cache.folder(made.name, needed, make)
         except OSError as error:
             raise ExportError(f"{export.path} cannot be applied: {first_line(error)}") from error
 
@@ -169,11 +174,7 @@ class ExportStore:
         needed = sum(size for size, _ in files.values())
 
         def copy(folder: Path, available: int) -> str:
-            if needed > available:
-                raise ExportError(
-                    f"an export of {needed:,} bytes does not fit {cache.root}: cache_bytes is {self._cache_bytes:,}, "
-                    f"and exports in use need {self._cache_bytes - available:,}; raise cache_bytes"
-                )
+            self._check_fits(needed, available)
             for file, (size, crc) in files.items():
                 _copy_file(export, file, folder, size, crc)
             (folder / INDEX).write_bytes(data)
@@ -181,6 +182,21 @@ class ExportStore:
 
         cache = Cache(cache_folder("exports"), self._cache_bytes)
         return cache.folder(name, needed, copy)
+
+    def _check_fits(self, needed: int, available: int) -> None:
+        if needed > available:
+            raise ExportError(
+                f"an export of {needed:,} bytes does not fit {cache_folder('exports')}: cache_bytes is "
+                f"{self._cache_bytes:,}, and exports in use need {self._cache_bytes - available:,}; raise cache_bytes"
+            )
+
+
+class _EvictedError(Exception):
+    """Another process has evicted an export from the cache since this one saw it there."""
+
+
+def _evicted(folder: Path, available: int) -> str:
+    raise _EvictedError
 
 
 def _made(delta: Folder) -> Path:

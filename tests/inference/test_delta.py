@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -165,6 +168,38 @@ def test_a_run_is_published_as_a_full_export_then_as_deltas(
         assert len(list(out.iterdir())) == before + 1 and told_of.count("already") == 1, told_of
 
 
+@pytest.fixture
+def followed(
+    chain: tuple[list[Path], list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """(a folder of a full export and two deltas, an empty cache of exports)"""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number, source in enumerate((chain[0][0], *chain[1]), 1):
+        shutil.copytree(source, tmp_path / "followed" / f"v{number}")
+    return tmp_path / "followed", tmp_path / "cache" / "rayrec" / "exports"
+
+
+def test_an_export_that_is_evicted_while_it_is_opened_is_made_again(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path]
+) -> None:
+    store, cache = ExportStore(followed[0]), followed[1]
+    made = store.open(store.newest()).folder
+    with ThreadPoolExecutor(1) as other, open(cache / "lock") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        opened = other.submit(lambda: store.open(store.newest()))
+        time.sleep(0.3)  # it has seen the export, and waits for its turn
+        shutil.rmtree(made)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        assert same_files(opened.result().folder, chain[0][2])
+
+
+def test_an_export_of_deltas_does_not_exceed_the_cache(followed: tuple[Path, Path]) -> None:
+    store = ExportStore(followed[0], cache_bytes=1000)
+    with pytest.raises(ExportError, match=r"does not fit .* cache_bytes is 1,000, .* raise cache_bytes"):
+        store.open(store.newest())
+    assert not [path for path in followed[1].iterdir() if path.is_dir()]
+
+
 def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -172,15 +207,15 @@ def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.Ca
     before = {one.step: one for one in store.all()}
     with store.reader(before[8]) as reader:
         expected = {key: reader.tensor(key) for key in reader.index.tensors}
-    time = datetime.fromtimestamp(before[8].manifest.time + 1e-3, UTC).isoformat()
-    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    to = datetime.fromtimestamp(before[8].manifest.time + 1e-3, UTC).isoformat()
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
     assert "rewound from step 10 to step 8" in capsys.readouterr().out
     newest = store.latest()
     assert newest is not None and newest.step == 8 and newest.name not in {one.name for one in before.values()}
     assert newest.extra == before[8].extra and newest.manifest.time == before[8].manifest.time
     with store.reader(newest) as reader:
         assert all(torch.equal(reader.tensor(key), tensor) for key, tensor in expected.items())
-    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
     assert "is of that time already" in capsys.readouterr().out
     assert run_command(["rewind", str(copy), "--to", "2001-01-01"]) != 0
     assert "no checkpoint of 2001-01-01T00:00:00+00:00 or before" in capsys.readouterr().err
