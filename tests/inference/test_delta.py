@@ -193,6 +193,22 @@ def test_an_export_that_is_evicted_while_it_is_opened_is_made_again(
         assert same_files(opened.result().folder, chain[0][2])
 
 
+def test_a_damaged_version_that_the_chain_does_not_need_is_passed_over(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path]
+) -> None:
+    for number, name in ((1, "export.json"), (2, "delta.json")):  # between the versions of the chain
+        shutil.copytree(followed[0] / f"v{number}", followed[0] / f"v{number}-5")
+        (followed[0] / f"v{number}-5" / name).write_text("{")
+    store = ExportStore(followed[0])
+    assert same_files(store.open(store.newest()).folder, chain[0][2]) and store.gap is None
+    shutil.rmtree(followed[1])
+    shutil.rmtree(followed[0] / "v1-5")
+    (followed[0] / "v2" / "delta.json").write_text("{")
+    store = ExportStore(followed[0])
+    assert store.newest().name == "v1"
+    assert store.gap is not None and "a delta is lost" in store.gap and "v2-5/delta.json is damaged" in store.gap
+
+
 def test_an_export_of_deltas_does_not_exceed_the_cache(followed: tuple[Path, Path]) -> None:
     store = ExportStore(followed[0], cache_bytes=1000)
     with pytest.raises(ExportError, match=r"does not fit .* cache_bytes is 1,000, .* raise cache_bytes"):
