@@ -6,6 +6,7 @@ import fcntl
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run as run_command
 from rayrec.inference import ExportError, ExportOptions, ExportStore, Model, apply_deltas, read_delta, write_delta
+from rayrec.storage import LocalFolder
 from rayrec.train import export_run, parse_config
 from tests.dynamic_ids.test_training import raw_of
 from tests.train.small import fit_job, make_job, write_all
@@ -207,6 +209,45 @@ def test_a_damaged_version_that_the_chain_does_not_need_is_passed_over(
     store = ExportStore(followed[0])
     assert store.newest().name == "v1"
     assert store.gap is not None and "a delta is lost" in store.gap and "v2-5/delta.json is damaged" in store.gap
+
+
+class Listed(LocalFolder):
+    """Counts listings."""
+
+    count = 0
+
+    def sub(self, name: str) -> Listed:
+        return Listed(self._path / name)
+
+    def parent(self) -> Listed:
+        return Listed(self._path.absolute().parent)
+
+    def names(self) -> list[str]:
+        Listed.count += 1
+        return super().names()
+
+
+def test_a_long_chain_is_found_in_one_pass_and_ends(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cold replica lists each folder a few times, however long the chain is. After 100 deltas comes a full export."""
+    root, same = followed[0], followed[0].parent / "same"
+    shutil.copytree(chain[0][2], same)
+    (same / "export.json").write_text(
+        (same / "export.json").read_text().replace(read_delta(root / "v3").version, "v-4")
+    )
+    delta = write_delta(chain[0][2], same, root / "v4", read_delta(root / "v3"))
+    for number in range(5, 102):
+        shutil.copytree(root / "v4", root / f"v{number}")
+        step = replace(delta, version=f"v-{number}", parent=f"v-{number - 1}", sequence=number - 1)
+        (root / f"v{number}" / "delta.json").write_bytes(step.to_json())
+    Listed.count, store = 0, ExportStore(Listed(root))
+    newest = store.newest()
+    assert newest.name == "v101" and store.gap is None
+    assert [folder.name for folder in store.chain(newest)] == [f"v{number}" for number in range(1, 102)]
+    assert Listed.count < 4 * 101
+    assert run_command(["publish", str(chain[0][0]), str(root)]) == 0
+    assert "full export, step 6" in capsys.readouterr().out
 
 
 def test_an_export_of_deltas_does_not_exceed_the_cache(followed: tuple[Path, Path]) -> None:

@@ -57,7 +57,7 @@ def publish_run(
 
     A checkpoint is published once for each choice of options; tables of any format are as `AUTO` chose them. A full
     export comes first, after changes of the whole model, and when the deltas since the last one would have half
-    of its bytes.
+    of its bytes, or be more than 100.
 
     Args:
         source: a run folder, or a checkpoint inside it; or an export, of `rayrec index` as well, to add as it is. Of an
