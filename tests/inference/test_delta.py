@@ -276,3 +276,15 @@ def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert "is of that time already" in capsys.readouterr().out
     assert run_command(["rewind", str(copy), "--to", "2001-01-01"]) != 0
     assert "no checkpoint of 2001-01-01T00:00:00+00:00 or before" in capsys.readouterr().err
+    # The run goes on. What the rewind discarded does not come back, whatever time it has.
+    later = replace(newest.manifest, attempt=newest.manifest.attempt + 1, time=before[10].manifest.time + 100)
+    folder = copy / "checkpoints" / f"step_{12:08d}-{later.attempt:04d}"
+    shutil.copytree(newest.path, folder)
+    (folder / "manifest.json").write_bytes(replace(later, step=12).to_json())
+    to = datetime.fromtimestamp(later.time - 1, UTC).isoformat()
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
+    assert "rewound from step 12 to step 8" in capsys.readouterr().out
+    (folder / "manifest.json").write_text("{")
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
+    told = capsys.readouterr()
+    assert "is of that time already" in told.out and f"{folder.name} is damaged" in told.err
