@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.checkpoint import CheckpointStore, DamagedCheckpointError, Saving, Started
+from rayrec.checkpoint import CheckpointStore, DamagedCheckpointError, RemovedCheckpointError, Saving, Started
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.distributed import (
     DistributedModelParallel,
@@ -249,8 +249,12 @@ def test_small_changes_are_small_and_chains_stay_whole(tmp_path: Path) -> None:
         store.finish()
     assert 10 < step < 39
     assert len(list(tmp_path.glob("step_00000003-0001*"))) == step - 3  # keep=1: a full one and its chain
+    removed = store.latest()
     store.save(step, model, dense)
     assert [path.name for path in tmp_path.glob("step_*")] == [f"step_{step:08d}-0001"]
+    assert removed is not None and removed.manifest.link is not None
+    with pytest.raises(RemovedCheckpointError, match=removed.name):  # a command had just chosen it
+        store.reader(removed)
 
 
 def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
