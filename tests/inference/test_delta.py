@@ -250,6 +250,17 @@ def test_a_long_chain_is_found_in_one_pass_and_ends(
     assert "full export, step 6" in capsys.readouterr().out
 
 
+def test_a_full_export_is_published_after_a_damaged_version(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (followed[0] / "v3" / "delta.json").write_text("{")
+    assert run_command(["publish", str(chain[0][2]), str(followed[0])]) == 0
+    told = capsys.readouterr()
+    assert "full export, step 10" in told.out and "v3/delta.json is damaged" in told.err
+    store = ExportStore(followed[0])
+    assert same_files(store.open(store.newest()).folder, chain[0][2]) and store.gap is None
+
+
 def test_an_export_of_deltas_does_not_exceed_the_cache(followed: tuple[Path, Path]) -> None:
     store = ExportStore(followed[0], cache_bytes=1000)
     with pytest.raises(ExportError, match=r"does not fit .* cache_bytes is 1,000, .* raise cache_bytes"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rayrec.checkpoint import Checkpoint
 from rayrec.inference.artifact import (
     INDEX,
+    ExportError,
     ExportIndex,
     check_listed,
     copy_files,
@@ -25,6 +27,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
+from rayrec.train.terminal import notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ def publish_run(
     """Adds a version to a folder of exports: what changed since the newest version there, or all of it.
 
     A checkpoint is published once for each choice of options; tables of any format are as `AUTO` chose them. A full
-    export comes first, after changes of the whole model, and when the deltas since the last one would have half
-    of its bytes, or be more than 100.
+    export comes first, after a version that cannot be opened, after changes of the whole model, and when the deltas
+    since the last one would have half of its bytes, or be more than 100.
 
     Args:
         source: a run folder, or a checkpoint inside it; or an export, of `rayrec index` as well, to add as it is. Of an
@@ -73,15 +76,16 @@ def publish_run(
     """
     root, path = Path(out).absolute(), Path(source).absolute()
     if (path / INDEX).exists():
-        return _publish(read_index(path), lambda folder: _copy(path, folder), root)
+        return _publish(read_index(path), lambda folder: _copy(path, folder), root, _newest(root))
     folder, selected = find_checkpoint(path, checkpoint)
     _check_entropy(folder, selected, max_ne)
     newest = _newest(root)
     run = config_of_run(folder, allow_code=allow_code)["name"]
-    if newest is not None and _is_of(read_index(newest[1].folder), run, selected, options or ExportOptions()):
+    before = None if newest is None or newest.export is None else read_index(newest.export.folder)
+    if before is not None and _is_of(before, run, selected, options or ExportOptions()):
         return Published(None, None, selected.step)
     trained = trained_of(folder, selected, data, allow_code=allow_code)
-    return _publish(None, lambda folder: write_export(trained, folder, options), root)
+    return _publish(None, lambda folder: write_export(trained, folder, options), root, newest)
 
 
 def _is_of(index: ExportIndex, run: str, checkpoint: Checkpoint, options: ExportOptions) -> bool:
@@ -97,30 +101,42 @@ def _is_of(index: ExportIndex, run: str, checkpoint: Checkpoint, options: Export
     return formats and made == ([options.target], options.dense, options.calibrate, None)
 
 
-def _publish(index: ExportIndex | None, make: Callable[[Path], object], root: Path) -> Published:
+class _Newest(NamedTuple):
+    """The newest version in a folder of exports.
+
+    Args:
+        export: the export that it is; None if it cannot be opened.
+    """
+
+    folder: Path
+    export: Held | None
+
+
+def _publish(
+    index: ExportIndex | None, make: Callable[[Path], object], root: Path, newest: _Newest | None
+) -> Published:
     """Adds an export to a folder.
 
     Args:
         index: of the export, if it exists.
         make: writes the export to a folder.
     """
-    newest, delta = _newest(root), None
+    held, delta = None if newest is None else newest.export, None
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root / "publishing") as scratch:
-        if newest is not None and index is not None and read_index(newest[1].folder).version == index.version:
+        if held is not None and index is not None and read_index(held.folder).version == index.version:
             return Published(None, None, index.origin.get("step", 0))
         make(made := scratch / "export")
         index = read_index(made)
-        if newest is not None:
-            before, held = newest
-            after = read_delta(before) if (before / DELTA).exists() else None
+        if newest is not None and held is not None:
+            after = read_delta(newest.folder) if (newest.folder / DELTA).exists() else None
             delta = write_delta(held.folder, made, scratch / "delta", after, index.trained_to)
             if is_small(delta, index):
                 made = scratch / "delta"
             else:
                 delta = None
         nbytes = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-        target = root / _name_after(None if newest is None else newest[0].name)
+        target = root / _name_after(None if newest is None else newest.folder.name)
         made.rename(target)
     return Published(target, delta, index.origin.get("step", 0), nbytes)
 
@@ -131,11 +147,17 @@ def _name_after(newest: str | None) -> str:
     return name if newest is None or natural_order(newest) < natural_order(name) else f"{newest}-1"
 
 
-def _newest(root: Path) -> tuple[Path, Held] | None:
-    """The folder of the newest version, whatever `current` says, and the export that it is; None without any."""
+def _newest(root: Path) -> _Newest | None:
+    """The newest version, whatever `current` says; None without any."""
     store = ExportStore(root)
     name = next(store.names(), None) if root.exists() else None
-    return None if name is None else (root / name, store.open(ExportStore(root / name).newest()))
+    if name is None:
+        return None
+    try:
+        return _Newest(root / name, store.open(ExportStore(root / name).newest()))
+    except ExportError as error:
+        notice(f"{error}; a full export is published after it")
+        return _Newest(root / name, None)
 
 
 def _copy(export: Path, folder: Path) -> None:
