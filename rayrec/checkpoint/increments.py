@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from rayrec.checkpoint.contents import MAP, TABLE, TABLE_STATE
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.format import NONZERO, ROWS, VALUES, Index, SavedTensor, without_rows
 from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, Link, Manifest, read_checkpoint
 from rayrec.checkpoint.ownership import base_of
@@ -370,6 +370,7 @@ def open_reader(folder: Folder, manifest: Manifest) -> AnyReader:
 
     Raises:
         DamagedCheckpointError: also if a checkpoint that an increment needs is missing, or another one is in its place.
+        RemovedCheckpointError: the checkpoint no longer exists.
         OSError: it cannot be read.
     """
     if manifest.link is None:
@@ -386,6 +387,8 @@ def open_reader(folder: Folder, manifest: Manifest) -> AnyReader:
         elif (0 if checkpoint.manifest.link is None else checkpoint.manifest.link.sequence) != link.sequence - 1:
             problem = f"it is number {link.sequence} of its chain, and {link.parent} is not number {link.sequence - 1}"
         if checkpoint is None or problem is not None:
+            if read_checkpoint(folder) is None:  # the run removes a chain from its end on
+                raise RemovedCheckpointError(folder.path)
             raise DamagedCheckpointError(steps[-1][0].path, [Damage(MANIFEST, problem or "")])
         own = checkpoint.manifest
         steps.append((parent, own))
@@ -393,13 +396,12 @@ def open_reader(folder: Folder, manifest: Manifest) -> AnyReader:
 
 
 def usable_after(error: DamagedCheckpointError, candidates: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The checkpoints that do not need the damaged one."""
-    by_name = {checkpoint.name: checkpoint for checkpoint in candidates}
+    """The checkpoints that do not need the damaged one, which need not be among them."""
+    parents = {each.name: each.manifest.link.parent for each in candidates if each.manifest.link is not None}
 
-    def needs(checkpoint: Checkpoint | None) -> bool:
-        while checkpoint is not None and checkpoint.name != error.name:
-            link = checkpoint.manifest.link
-            checkpoint = None if link is None else by_name.get(link.parent)
-        return checkpoint is not None
+    def needs(name: str | None) -> bool:
+        while name is not None and name != error.name:
+            name = parents.get(name)
+        return name is not None
 
-    return [checkpoint for checkpoint in candidates if not needs(checkpoint)]
+    return [checkpoint for checkpoint in candidates if not needs(checkpoint.name)]

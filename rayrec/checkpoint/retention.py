@@ -39,15 +39,17 @@ def checkpoint_names(root: Folder) -> list[str]:
 def remove_old(root: Folder, keep: int, best: Best | None, held: Collection[str] = ()) -> None:
     """Remove all but the `keep` newest full checkpoints, the best ones and `held`, and unfinished older folders.
 
-    Increments stay and go with the full checkpoint at the start of their chain. A process that reads a removed
-    checkpoint raises `RemovedCheckpointError` (`reader.py`).
+    Increments stay and go with the full checkpoint at the start of their chain; the chain of the newest checkpoint
+    stays, also if a full checkpoint that its attempt did not resume from has a later step. A process that reads a
+    removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
     Raises:
         OSError, DamagedScoresError: the best checkpoints cannot be determined; nothing is removed.
     """
     names = checkpoint_names(root)
     committed = [name for name in names if _is_committed(root.sub(name))]
-    keep_names = {*held, *[name for name in committed if base_of(name) == name][-max(keep, 1) :]}
+    full = [name for name in committed if base_of(name) == name]
+    keep_names = {*held, *full[-max(keep, 1) :], *committed[-1:]}
     if best is not None:
         keep_names.update(_ranked(root, committed, best)[: best.count])
     older = names[: names.index(committed[-1])] if committed else []

@@ -110,6 +110,8 @@ class CheckpointStore:
         self._steps: set[int] = set()  # that this attempt has saved
         self._held: frozenset[str] = frozenset()  # a thread that commits a checkpoint reads it, so it is replaced whole
         self._loaded: Checkpoint | None = None
+        # Stays until this store has saved a full one: newer ones may be damaged, and increments go on from it.
+        self._resumed: str | None = None
         self.copied = True  # whether the last save during training was from copies
         self._background = BackgroundSave()
         self._save_plan = SavePlan()
@@ -369,8 +371,10 @@ class CheckpointStore:
 
     def _committed(self, manifest: Manifest) -> None:
         self._pending_sha256 = manifest.index_sha256
-        if self._keep is not None and manifest.link is None:  # increments go with the full one that they need
-            self.prune(self._keep)
+        if manifest.link is None:  # increments go with the full one that they need
+            self._resumed = None
+            if self._keep is not None:
+                self.prune(self._keep)
 
     def _plan_to_write(self, plan: ShardingPlan) -> dict[str, Any]:
         """The model's plan for the manifest, kept between saves: it names every shard of every rank."""
@@ -533,7 +537,7 @@ class CheckpointStore:
                 loading.finish()
 
         on_every_rank(read, group)
-        self._loaded = checkpoint
+        self._loaded, self._resumed = checkpoint, checkpoint.name
         if self._tracks:
             self._go_on_from(checkpoint, chain_bytes, model, saved_keys, group)
         set_update_counts(model, checkpoint.manifest)
@@ -644,7 +648,8 @@ class CheckpointStore:
             self.prune(self._keep)
 
     def prune(self, keep: int) -> None:
-        """Remove all but the `keep` newest committed checkpoints, the best and held ones, and unfinished older folders.
+        """Remove all but the `keep` newest committed checkpoints, the best and held ones, the one that was loaded until
+        a full one is saved, and unfinished older folders.
 
         Call from one process of a run only, and not during a save of another process.
 
@@ -654,7 +659,8 @@ class CheckpointStore:
         """
         if self._attempt is not None:
             self._attempt.check(self.root)
-        remove_old(self.root, keep, self._best, self._held)
+        held = self._held if self._resumed is None else self._held | {self._resumed}
+        remove_old(self.root, keep, self._best, held)
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))

@@ -54,11 +54,13 @@ class Mapped:
     Args:
         rows: Local row of each lookup, int64 `[N]`.
         changes: Rows to reset before the lookup.
+        aged: Local rows whose id lost counts to a newcomer, under `Evict.LFU_AGED`.
         counted: Counts of this step, in the order of `COUNTED`; ranks' counts add up to the table's.
     """
 
     rows: np.ndarray
     changes: Changes
+    aged: np.ndarray
     counted: np.ndarray
 
     @property
@@ -141,8 +143,14 @@ class IdMap:
             self._new, self._kind, statistics,
         )  # fmt: skip
         arrays = (self._row, self._old, self._new, self._kind)
-        row, old, new, kind = (array[:changes].copy() if changes else array[:0] for array in arrays)
-        return Mapped(rows=rows, changes=Changes(row=row, old=old, new=new, kind=kind), counted=statistics)
+        is_aged = self._kind[:changes] == module.AGED
+        row, old, new, kind = (array[:changes][~is_aged] for array in arrays)
+        return Mapped(
+            rows=rows,
+            changes=Changes(row=row, old=old, new=new, kind=kind),
+            aged=self._row[:changes][is_aged],
+            counted=statistics,
+        )
 
     def find(self, ids: np.ndarray, unseen: int = HASHED) -> np.ndarray:
         """The local row of each id, for evaluation: inserts, counts and touches nothing.

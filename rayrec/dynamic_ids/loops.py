@@ -19,7 +19,8 @@ from rayrec.dynamic_ids.layout import BUCKET_ROWS, EMPTY, EMPTY_IN_FIRST
 
 CELLS = 4  # cells of a filter per id
 BLOCK = 512  # ids that are searched by hint before those that hints miss
-TAKEN, LEFT, EXPIRED = 1, 2, 4  # bits of a change: an id took the row; an id lost the row; it lost it by age
+# Bits of a change: an id took the row; an id lost the row; it lost it by age. Or none of these: its id lost counts.
+TAKEN, LEFT, EXPIRED, AGED = 1, 2, 4, 8
 LARGEST_COUNT = 2**31 - 1  # the highest bit of a score marks rows that this step looked up
 
 _ZERO, _ONE, _HALF, _LOW = nb.uint64(0), nb.uint64(1), nb.uint64(32), nb.uint64(2**32 - 1)
@@ -239,7 +240,7 @@ def step(
         half_life, ttl: 0 for none.
 
     Returns:
-        Number of changes.
+        Number of changes, with those of counts.
     """
     size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
     # 1. Find the rows of ids that have one and have not expired. The result does not depend on the order of lookups.
@@ -370,6 +371,8 @@ def step(
                 if evict == 3 and lowest != _USED:  # the id that stays loses as many counts
                     row = base + slot
                     score_R[row] -= nb.uint32(min(nb.uint64(score_R[row] - nb.uint32(1)), score))
+                    changed_row[changes], changed_kind[changes] = row, nb.uint8(AGED)
+                    changes += _ONE
                     rank_S[slot] = _USED
                     statistics[6] += 1
                     continue

@@ -167,22 +167,23 @@ class TableMaps:
             clock = advance(own.clock, newest_of_ranks)
             if not own.clock and clock:  # of a vocabulary, or before the first known time: seen at that time
                 own.last_seen[own.score > 0] = clock
-                self._mark(position, np.flatnonzero(own.score > 0), _NONE)
+                self._mark(position, np.flatnonzero(own.score > 0), _NONE, _NONE)
         mapped = own.step(ids, clock, out=out)
         self._totals[position] += mapped.counted
         changes = mapped.changes
-        self._mark(position, mapped.rows, changes.row)
+        self._mark(position, mapped.rows, changes.row, mapped.aged)
         if not len(changes.row):
             return mapped, _NO_ROWS
         taken = changes.taken
         return mapped, Fresh(rows=changes.row[taken] + own.first_row, ids=changes.new[taken])
 
-    def _mark(self, position: int, looked_up: np.ndarray, changed: np.ndarray) -> None:
-        """Marks rows that a step looked up, rows whose ids it changed, and the buckets in which it counted an id."""
+    def _mark(self, position: int, looked_up: np.ndarray, changed: np.ndarray, aged: np.ndarray) -> None:
+        """Marks rows that a step looked up, whose ids it changed, or whose ids lost counts without a lookup; and the
+        buckets in which it counted an id."""
         if self._changed is None:
             return
         (rows, buckets), layout = self._changed[position], self.maps[position].layout
-        rows[looked_up] = rows[changed] = True
+        rows[looked_up] = rows[changed] = rows[aged] = True
         without_row = looked_up[looked_up % layout.bucket_rows >= layout.own_rows]
         buckets[without_row // layout.bucket_rows] = buckets[changed // layout.bucket_rows] = True
 

@@ -32,7 +32,9 @@ from rayrec.inference.artifact import IDS, INDEX, TABLES, ExportError, ExportInd
 
 DELTA, NEW_INDEX, ROWS, WHOLE = "delta.json", "export.json.new", "rows", "whole"
 FORMAT = 1
-LARGEST_SHARE = 0.5  # of a full export, above which the bytes of a chain are more work than a full one
+# A replica without a copy applies the whole chain: with more bytes, as a share of a full export, or more deltas, a full
+# export is less work.
+LARGEST_SHARE, LONGEST = 0.5, 100
 _BLOCK_BYTES = 64  # rows of files without rows
 _IDS_HEADER = 64
 _READ_BYTES = 16 << 20
@@ -187,8 +189,10 @@ def write_delta(
 
 
 def is_small(delta: Delta, export: ExportIndex) -> bool:
-    """Whether the chain up to a delta has at most half of the bytes of the full export."""
-    return delta.chain_bytes <= LARGEST_SHARE * sum(size for size, _ in export.files.values())
+    """Whether the chain up to a delta has at most 100 deltas, and half of the bytes of the full export."""
+    return delta.sequence <= LONGEST and delta.chain_bytes <= LARGEST_SHARE * sum(
+        size for size, _ in export.files.values()
+    )
 
 
 def _parts(name: str, index: ExportIndex) -> list[tuple[int, int, int | None]]:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow.fs as pafs
 
@@ -24,6 +25,19 @@ CURRENT = "current"
 Files = tuple[tuple[str, int, int], ...]
 _CHUNK_BYTES = 16 << 20
 _MAX_MARKS = 1000
+
+
+class _Entry(NamedTuple):
+    """An export, or a delta.
+
+    Args:
+        version: Of the export, or of the one that the delta makes.
+        made: Where the export that the delta makes is on this node.
+    """
+
+    version: str
+    delta: Delta | None = None
+    made: Path | None = None
 
 
 class ExportStore:
@@ -45,7 +59,7 @@ class ExportStore:
 
     def __init__(self, path: Path | str | Folder, cache_bytes: int = CACHE_BYTES) -> None:
         self.path, self._folder, self._cache_bytes = path, open_folder(path), cache_bytes
-        self._deltas: dict[str, tuple[str, Delta | None]] = {}  # of folders, which do not change: version, delta
+        self._entries: dict[str, _Entry] = {}  # by path: complete folders do not change
         self.gap: str | None = None  # why `newest` passed over newer deltas
 
     def newest(self) -> Folder:
@@ -80,22 +94,28 @@ class ExportStore:
     def names(self) -> Iterator[str]:
         """Names of the exports and deltas in a folder, the newest first. Folders without an index are still being
         written."""
-        for name in sorted(self._folder.names(), key=natural_order, reverse=True):
-            with suppress(NotADirectoryError):
-                if not {INDEX, DELTA}.isdisjoint(self._folder.sub(name).names()):
-                    yield name
+        return (folder.name for folder in self._complete(self._folder))
 
-    def _entry(self, folder: Folder) -> tuple[str, Delta | None]:
-        """The version of an export or a delta, and the delta."""
-        found = self._deltas.get(folder.path)
-        if found is None:
+    def _complete(self, root: Folder) -> Iterator[Folder]:
+        for name in sorted(root.names(), key=natural_order, reverse=True):
+            folder = root.sub(name)
+            with suppress(NotADirectoryError):
+                if folder.path in self._entries or not {INDEX, DELTA}.isdisjoint(folder.names()):
+                    yield folder
+
+    def _entry(self, folder: Folder) -> _Entry:
+        """
+        Raises:
+            ExportError: The index of the export or the delta is damaged.
+        """
+        if folder.path not in self._entries:
             if DELTA in folder.names():
-                delta = Delta.parse(folder.read(DELTA), folder.sub(DELTA).path)
-                found = (delta.version, delta)
+                data = folder.read(DELTA)
+                delta = Delta.parse(data, folder.sub(DELTA).path)
+                self._entries[folder.path] = _Entry(delta.version, delta, _made_of(data))
             else:
-                found = (version_of(folder), None)
-            self._deltas[folder.path] = found
-        return found
+                self._entries[folder.path] = _Entry(version_of(folder))
+        return self._entries[folder.path]
 
     def chain(self, export: Folder) -> list[Folder]:
         """What an export is made of: a full export, or one that this node has made, and the deltas since, in order.
@@ -103,18 +123,26 @@ class ExportStore:
         Raises:
             ExportError: A delta that it needs is missing; names it.
         """
-        steps = [export]
-        while (delta := self._entry(steps[0])[1]) is not None and not _made(steps[0]).exists():
-            root = export.parent()
-            siblings = (root.sub(name) for name in ExportStore(root, 0).names())
-            parents = [one for one in siblings if self._entry(one)[0] == delta.parent and one.path != steps[0].path]
-            if not parents:
+        steps, root = [export], export.parent()
+        siblings, by_version, damaged = self._complete(root), dict[str, Folder](), list[str]()
+        while True:
+            _, delta, made = self._entry(steps[0])
+            if delta is None or made is None or made.exists():
+                return steps
+            version = delta.parent
+            while version not in by_version and (sibling := next(siblings, None)) is not None:
+                try:
+                    by_version.setdefault(self._entry(sibling).version, sibling)
+                except (ExportError, FileNotFoundError) as error:  # it may be one that the chain does not need
+                    damaged.append(str(error))
+            parent = by_version.pop(version, None)  # of a chain, each version comes once
+            if parent is None:
+                also = "".join(f"; {text}" for text in damaged[:1])
                 raise ExportError(
-                    f"{steps[0].path} is the change since the version {delta.parent}, which is not in {root.path}: a "
-                    "delta is lost; copy it there, or publish a full export"
+                    f"{steps[0].path} is the change since the version {version}, which is not in {root.path}: a "
+                    f"delta is lost; copy it there, or publish a full export{also}"
                 )
-            steps.insert(0, parents[0])
-        return steps
+            steps.insert(0, parent)
 
     def _gap_before(self, export: Folder) -> str | None:
         if DELTA not in export.names():
@@ -148,18 +176,23 @@ class ExportStore:
         """The export that a delta makes, in the cache of this node."""
         try:
             first, *deltas = self.chain(export)
-            cache, made = Cache(cache_folder("exports"), self._cache_bytes), _made(export)
-            if not deltas:  # it exists
-                return cache.folder(made.name, 0, lambda *_: made.name)
+            cache, made = Cache(cache_folder("exports"), self._cache_bytes), _made_of(export.read(DELTA))
+            if not deltas:
+                try:
+                    return cache.folder(made.name, 0, _evicted)
+                except _EvictedError:
+                    return self._make(export)
             base = self.open(first)
             index = ExportIndex.parse(export.read(NEW_INDEX), export.sub(NEW_INDEX).path)
+            needed = sum(size for size, _ in index.files.values())
 
-            def make(folder: Path, _: int) -> str:
+            def make(folder: Path, available: int) -> str:
+                self._check_fits(needed, available)
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".deltas-") as scratch:
                     apply_deltas(base.folder, [_local(one, Path(scratch)) for one in deltas], folder)
                 return made.name
 
-            return cache.folder(made.name, sum(size for size, _ in index.files.values()), make)
+            return cache.folder(made.name, needed, make)
         except OSError as error:
             raise ExportError(f"{export.path} cannot be applied: {first_line(error)}") from error
 
@@ -169,11 +202,7 @@ class ExportStore:
         needed = sum(size for size, _ in files.values())
 
         def copy(folder: Path, available: int) -> str:
-            if needed > available:
-                raise ExportError(
-                    f"an export of {needed:,} bytes does not fit {cache.root}: cache_bytes is {self._cache_bytes:,}, "
-                    f"and exports in use need {self._cache_bytes - available:,}; raise cache_bytes"
-                )
+            self._check_fits(needed, available)
             for file, (size, crc) in files.items():
                 _copy_file(export, file, folder, size, crc)
             (folder / INDEX).write_bytes(data)
@@ -182,10 +211,25 @@ class ExportStore:
         cache = Cache(cache_folder("exports"), self._cache_bytes)
         return cache.folder(name, needed, copy)
 
+    def _check_fits(self, needed: int, available: int) -> None:
+        if needed > available:
+            raise ExportError(
+                f"an export of {needed:,} bytes does not fit {cache_folder('exports')}: cache_bytes is "
+                f"{self._cache_bytes:,}, and exports in use need {self._cache_bytes - available:,}; raise cache_bytes"
+            )
 
-def _made(delta: Folder) -> Path:
+
+class _EvictedError(Exception):
+    """Another process has evicted an export from the cache since this one saw it there."""
+
+
+def _evicted(folder: Path, available: int) -> str:
+    raise _EvictedError
+
+
+def _made_of(delta: bytes) -> Path:
     """Where the export that a delta makes is on this node."""
-    return cache_folder("exports") / hashlib.sha256(delta.read(DELTA)).hexdigest()[:32]
+    return cache_folder("exports") / hashlib.sha256(delta).hexdigest()[:32]
 
 
 def _local(delta: Folder, scratch: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.checkpoint import CheckpointStore, DamagedCheckpointError, Saving, Started
+from rayrec.checkpoint import CheckpointStore, DamagedCheckpointError, RemovedCheckpointError, Saving, Started
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.distributed import (
     DistributedModelParallel,
@@ -249,8 +249,12 @@ def test_small_changes_are_small_and_chains_stay_whole(tmp_path: Path) -> None:
         store.finish()
     assert 10 < step < 39
     assert len(list(tmp_path.glob("step_00000003-0001*"))) == step - 3  # keep=1: a full one and its chain
+    removed = store.latest()
     store.save(step, model, dense)
     assert [path.name for path in tmp_path.glob("step_*")] == [f"step_{step:08d}-0001"]
+    assert removed is not None and removed.manifest.link is not None
+    with pytest.raises(RemovedCheckpointError, match=removed.name):  # a command had just chosen it
+        store.reader(removed)
 
 
 def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
@@ -277,6 +281,28 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path: Path) -> None:
     store.track_changes(other)
     store.load(newest, other, other_dense)
     assert store.save_increment(8, other, other_dense, Saving()) is Started.FULL_IS_DUE
+
+
+def test_the_chain_that_a_run_goes_on_with_is_kept(tmp_path: Path) -> None:
+    """Also while a full checkpoint of an earlier attempt, damaged, has a later step."""
+    model, dense, store = run_alone(tmp_path, (5,))
+    store.save(7, model, dense)
+    damaged = tmp_path / "step_00000007-0001" / "manifest.json"
+    damaged.write_text(damaged.read_text().replace('"step": 7', '"step": 8'))
+    store = CheckpointStore(tmp_path, keep=1)
+    store.track_changes(model)
+    newest = store.latest()
+    assert newest is not None and newest.step == 5
+    store.load(newest, model, dense)
+    store.note_scores(5, {"ne": 1.0})  # removes old ones
+    assert newest_good(tmp_path)[0] == 5
+    train(model, dense, None, range(5, 6))
+    assert store.save_increment(6, model, dense, Saving()) is Started.STARTED
+    store.finish()
+    CheckpointStore(tmp_path).prune(1)  # of another process, which has loaded none
+    assert newest_good(tmp_path)[0] == 6
+    store.save(8, model, dense)
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000008-0002"]
 
 
 def test_rectangles_of_a_chain_are_parts_of_its_tensors(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from rayrec.dynamic_ids import (
     Evict,
     IdMap,
     Mapped,
+    SharedMap,
+    TableMaps,
     joined,
     unmix,
 )
@@ -101,6 +103,29 @@ def test_a_bucket_in_two_windows_of_lookups_ages_its_filter_once() -> None:
         ids = draw.integers(0, 300, 90_000)
         assert device.step(torch.from_numpy(ids), clock).rows.tolist() == host.step(ids, clock).rows.tolist()
         same([device.to_host()], host)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(RULES), st.sampled_from([4, 16, 130]), st.integers(1, 40), st.integers(0, 99))
+def test_all_that_a_step_changes_is_marked(rule: dict[str, Any], rows: int, lookups: int, seed: int) -> None:
+    """An increment has what is marked, so loading a chain of them must restore the whole map: nothing may be missing.
+
+    A few lookups a step and full buckets: ids that a step does not look up change as well, and most rows do not."""
+    shared = SharedMap(name="t", tables=("t",), features=("f",), config=DynamicIds(rows=rows, **rule))
+    maps, draw = TableMaps([shared], 0, 1, lambda messages: messages), np.random.default_rng(seed)
+    maps.track_changes()
+    for number in range(1, 13):
+        before = {part.name: (part.array.copy(), part.changed) for part in maps.saved()}
+        maps.step([draw.integers(0, 3 * rows, 4 * rows if number < 4 else lookups)], None, number)
+        for part in maps.saved():
+            array, marks = before[part.name]
+            if marks is None:  # the clock, which every increment has
+                continue
+            differs = (array != part.array).reshape(len(array), -1).any(1)
+            assert marks[differs].all(), (part.name, np.flatnonzero(differs & ~marks))
+        for _, marks in before.values():
+            if marks is not None:
+                marks[:] = False
 
 
 def holds_what_it_must(own: IdMap, oracle: Oracle, batch: np.ndarray, statistics: dict[str, int]) -> None:

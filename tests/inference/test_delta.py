@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import yaml
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run as run_command
 from rayrec.inference import ExportError, ExportOptions, ExportStore, Model, apply_deltas, read_delta, write_delta
+from rayrec.storage import LocalFolder
 from rayrec.train import export_run, parse_config
 from tests.dynamic_ids.test_training import raw_of
 from tests.train.small import fit_job, make_job, write_all
@@ -131,7 +136,8 @@ def test_a_delta_that_does_not_fit_is_named_and_makes_no_export(
 def test_a_run_is_published_as_a_full_export_then_as_deltas(
     run: Path, chain: tuple[list[Path], list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same checkpoint is published once, an export as it is, and nothing while the entropy is above the limit."""
+    """The same checkpoint is published once with the same options, an export as it is, and nothing while the entropy is
+    above the limit."""
     out = tmp_path / "published"
     assert run_command(["publish", str(chain[0][0]), str(out)]) == 0
     assert "full export, step 6" in capsys.readouterr().out
@@ -152,6 +158,114 @@ def test_a_run_is_published_as_a_full_export_then_as_deltas(
     store = ExportStore(out)
     made = store.open(store.newest()).folder
     assert Model(made).index.origin["step"] == 10 and same_files(made, chain[0][2])
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    (other / "config.yaml").write_text(yaml.safe_dump({**config, "name": "other"}))
+    for source in (run, other):  # with other options; then of another run, a checkpoint of the same name
+        command = ["publish", str(source), str(out), "--tables", "fp16", "--parity", "64", "--force"]
+        before = len(list(out.iterdir()))
+        assert [run_command(command), run_command(command)] == [0, 0]
+        told_of = capsys.readouterr().out
+        assert len(list(out.iterdir())) == before + 1 and told_of.count("already") == 1, told_of
+
+
+@pytest.fixture
+def followed(
+    chain: tuple[list[Path], list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """(a folder of a full export and two deltas, an empty cache of exports)"""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for number, source in enumerate((chain[0][0], *chain[1]), 1):
+        shutil.copytree(source, tmp_path / "followed" / f"v{number}")
+    return tmp_path / "followed", tmp_path / "cache" / "rayrec" / "exports"
+
+
+def test_an_export_that_is_evicted_while_it_is_opened_is_made_again(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path]
+) -> None:
+    store, cache = ExportStore(followed[0]), followed[1]
+    made = store.open(store.newest()).folder
+    with ThreadPoolExecutor(1) as other, open(cache / "lock") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        opened = other.submit(lambda: store.open(store.newest()))
+        time.sleep(0.3)  # it has seen the export, and waits for its turn
+        shutil.rmtree(made)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        assert same_files(opened.result().folder, chain[0][2])
+
+
+def test_a_damaged_version_that_the_chain_does_not_need_is_passed_over(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path]
+) -> None:
+    for number, name in ((1, "export.json"), (2, "delta.json")):  # between the versions of the chain
+        shutil.copytree(followed[0] / f"v{number}", followed[0] / f"v{number}-5")
+        (followed[0] / f"v{number}-5" / name).write_text("{")
+    store = ExportStore(followed[0])
+    assert same_files(store.open(store.newest()).folder, chain[0][2]) and store.gap is None
+    shutil.rmtree(followed[1])
+    shutil.rmtree(followed[0] / "v1-5")
+    (followed[0] / "v2" / "delta.json").write_text("{")
+    store = ExportStore(followed[0])
+    assert store.newest().name == "v1"
+    assert store.gap is not None and "a delta is lost" in store.gap and "v2-5/delta.json is damaged" in store.gap
+
+
+class Listed(LocalFolder):
+    """Counts listings."""
+
+    count = 0
+
+    def sub(self, name: str) -> Listed:
+        return Listed(self._path / name)
+
+    def parent(self) -> Listed:
+        return Listed(self._path.absolute().parent)
+
+    def names(self) -> list[str]:
+        Listed.count += 1
+        return super().names()
+
+
+def test_a_long_chain_is_found_in_one_pass_and_ends(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cold replica lists each folder a few times, however long the chain is. After 100 deltas comes a full export."""
+    root, same = followed[0], followed[0].parent / "same"
+    shutil.copytree(chain[0][2], same)
+    (same / "export.json").write_text(
+        (same / "export.json").read_text().replace(read_delta(root / "v3").version, "v-4")
+    )
+    delta = write_delta(chain[0][2], same, root / "v4", read_delta(root / "v3"))
+    for number in range(5, 102):
+        shutil.copytree(root / "v4", root / f"v{number}")
+        step = replace(delta, version=f"v-{number}", parent=f"v-{number - 1}", sequence=number - 1)
+        (root / f"v{number}" / "delta.json").write_bytes(step.to_json())
+    Listed.count, store = 0, ExportStore(Listed(root))
+    newest = store.newest()
+    assert newest.name == "v101" and store.gap is None
+    assert [folder.name for folder in store.chain(newest)] == [f"v{number}" for number in range(1, 102)]
+    assert Listed.count < 4 * 101
+    assert run_command(["publish", str(chain[0][0]), str(root)]) == 0
+    assert "full export, step 6" in capsys.readouterr().out
+
+
+def test_a_full_export_is_published_after_a_damaged_version(
+    chain: tuple[list[Path], list[Path]], followed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (followed[0] / "v3" / "delta.json").write_text("{")
+    assert run_command(["publish", str(chain[0][2]), str(followed[0])]) == 0
+    told = capsys.readouterr()
+    assert "full export, step 10" in told.out and "v3/delta.json is damaged" in told.err
+    store = ExportStore(followed[0])
+    assert same_files(store.open(store.newest()).folder, chain[0][2]) and store.gap is None
+
+
+def test_an_export_of_deltas_does_not_exceed_the_cache(followed: tuple[Path, Path]) -> None:
+    store = ExportStore(followed[0], cache_bytes=1000)
+    with pytest.raises(ExportError, match=r"does not fit .* cache_bytes is 1,000, .* raise cache_bytes"):
+        store.open(store.newest())
+    assert not [path for path in followed[1].iterdir() if path.is_dir()]
 
 
 def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,15 +275,27 @@ def test_a_run_is_rewound_to_a_time(run: Path, tmp_path: Path, capsys: pytest.Ca
     before = {one.step: one for one in store.all()}
     with store.reader(before[8]) as reader:
         expected = {key: reader.tensor(key) for key in reader.index.tensors}
-    time = datetime.fromtimestamp(before[8].manifest.time + 1e-3, UTC).isoformat()
-    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    to = datetime.fromtimestamp(before[8].manifest.time + 1e-3, UTC).isoformat()
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
     assert "rewound from step 10 to step 8" in capsys.readouterr().out
     newest = store.latest()
     assert newest is not None and newest.step == 8 and newest.name not in {one.name for one in before.values()}
     assert newest.extra == before[8].extra and newest.manifest.time == before[8].manifest.time
     with store.reader(newest) as reader:
         assert all(torch.equal(reader.tensor(key), tensor) for key, tensor in expected.items())
-    assert run_command(["rewind", str(copy), "--to", time]) == 0
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
     assert "is of that time already" in capsys.readouterr().out
     assert run_command(["rewind", str(copy), "--to", "2001-01-01"]) != 0
     assert "no checkpoint of 2001-01-01T00:00:00+00:00 or before" in capsys.readouterr().err
+    # The run goes on. What the rewind discarded does not come back, whatever time it has.
+    later = replace(newest.manifest, attempt=newest.manifest.attempt + 1, time=before[10].manifest.time + 100)
+    folder = copy / "checkpoints" / f"step_{12:08d}-{later.attempt:04d}"
+    shutil.copytree(newest.path, folder)
+    (folder / "manifest.json").write_bytes(replace(later, step=12).to_json())
+    to = datetime.fromtimestamp(later.time - 1, UTC).isoformat()
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
+    assert "rewound from step 12 to step 8" in capsys.readouterr().out
+    (folder / "manifest.json").write_text("{")
+    assert run_command(["rewind", str(copy), "--to", to]) == 0
+    told = capsys.readouterr()
+    assert "is of that time already" in told.out and f"{folder.name} is damaged" in told.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,26 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_says_so(tmp_path: Pa
     assert "data-00000.safetensors (" in damaged[1]["message"]
     assert all(record["message"].endswith("; resuming from step 6") for record in damaged)
     assert "is damaged" in shown(tmp_path)
+
+
+def test_a_run_goes_on_from_the_newest_increment_that_needs_no_damaged_one(tmp_path: Path) -> None:
+    """Of a chain of a full checkpoint of step 2 and increments of steps 4, 6 and 8, whose manifests are damaged."""
+    changes = {"trainer__checkpoint_every": 100, "storage__increments": {"every": 2}, "storage__background": False}
+    raw = raw_config(write_all(tmp_path, rows=800), trainer__max_steps=9, **changes)
+    raw["tables"][1]["rows"] = 20_000  # the few rows that change make small increments
+    fit_job(make_job(raw))
+    last, _, at_6, at_4, base = newest_files(tmp_path / "runs" / "small")
+    assert [".increment-" in folder.name for folder in (last, at_6, at_4, base)] == [False, True, True, False]
+    shutil.rmtree(last)
+    flip(base / "manifest.json", 50)
+    with pytest.raises(ValueError, match=f"all checkpoints in .* are damaged: .*{base.name} is damaged"):
+        fit_job(make_job(raw))
+    flip(base / "manifest.json", 50)
+    flip(at_6 / "manifest.json", 50)
+    told = Silent()
+    fit_job(make_job(raw), sink=told)
+    events = [record["message"] for record in told.records if record.get("event") == "damaged"]
+    assert len(events) == 1 and at_6.name in events[0] and events[0].endswith("resuming from step 4")
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_again(tmp_path: Path) -> None:

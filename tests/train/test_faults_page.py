@@ -127,6 +127,7 @@ SHOWN = {
     ],
     "an increment is damaged or missing": [
         "checkpoint/test_increments.py::test_a_gap_and_damage_are_named_and_the_longest_good_chain_loads",
+        "train/test_checkpoints.py::test_a_run_goes_on_from_the_newest_increment_that_needs_no_damaged_one",
         "dynamic_ids/test_training.py::test_a_killed_run_goes_on_from_its_increments_bit_for_bit",
     ],
     "the run has trained on wrong data": [

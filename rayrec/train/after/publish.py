@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rayrec.checkpoint import Checkpoint
 from rayrec.inference.artifact import (
     INDEX,
+    ExportError,
     ExportIndex,
     check_listed,
     copy_files,
@@ -17,13 +19,15 @@ from rayrec.inference.artifact import (
     scratch_folder,
 )
 from rayrec.inference.delta import DELTA, Delta, is_small, read_delta, write_delta
-from rayrec.inference.export import ExportOptions
+from rayrec.inference.export_options import AUTO, ExportOptions
 from rayrec.inference.export_store import ExportStore, natural_order
 from rayrec.storage.cache import Held
 from rayrec.train.after.export import find_checkpoint, trained_of, write_export
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST
+from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
+from rayrec.train.terminal import notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Published:
     """What was published.
 
     Args:
-        folder: the new version; None if the newest version is of this checkpoint.
+        folder: the new version; None if the newest version is of this checkpoint, with these options.
         delta: of the version before; None for a full export.
         step: training steps of the checkpoint.
         nbytes: bytes of the new folder.
@@ -54,8 +58,9 @@ def publish_run(
 ) -> Published:
     """Adds a version to a folder of exports: what changed since the newest version there, or all of it.
 
-    A full export comes first, after changes of the whole model, and when the deltas since the last one would have half
-    of its bytes.
+    A checkpoint is published once for each choice of options; tables of any format are as `AUTO` chose them. A full
+    export comes first, after a version that cannot be opened, after changes of the whole model, and when the deltas
+    since the last one would have half of its bytes, or be more than 100.
 
     Args:
         source: a run folder, or a checkpoint inside it; or an export, of `rayrec index` as well, to add as it is. Of an
@@ -71,40 +76,67 @@ def publish_run(
     """
     root, path = Path(out).absolute(), Path(source).absolute()
     if (path / INDEX).exists():
-        return _publish(read_index(path), lambda folder: _copy(path, folder), root)
+        return _publish(read_index(path), lambda folder: _copy(path, folder), root, _newest(root))
     folder, selected = find_checkpoint(path, checkpoint)
     _check_entropy(folder, selected, max_ne)
     newest = _newest(root)
-    if newest is not None and read_index(newest[1].folder).origin.get("checkpoint") == selected.name:
+    run = config_of_run(folder, allow_code=allow_code)["name"]
+    before = None if newest is None or newest.export is None else read_index(newest.export.folder)
+    if before is not None and _is_of(before, run, selected, options or ExportOptions()):
         return Published(None, None, selected.step)
     trained = trained_of(folder, selected, data, allow_code=allow_code)
-    return _publish(None, lambda folder: write_export(trained, folder, options), root)
+    return _publish(None, lambda folder: write_export(trained, folder, options), root, newest)
 
 
-def _publish(index: ExportIndex | None, make: Callable[[Path], object], root: Path) -> Published:
+def _is_of(index: ExportIndex, run: str, checkpoint: Checkpoint, options: ExportOptions) -> bool:
+    """Whether an export is the one that these options make of a checkpoint.
+
+    Names of checkpoints, and of runs in other folders, repeat; a rewound run has the same time again.
+    """
+    origin = index.origin
+    if (run, checkpoint.name, checkpoint.manifest.time) != tuple(map(origin.get, ("run", "checkpoint", "time"))):
+        return False
+    formats = options.tables == AUTO or all(place.format is options.format_of(place.dim) for place in index.places)
+    made = (index.targets[-1:], index.dense, index.calibration, index.search)
+    return formats and made == ([options.target], options.dense, options.calibrate, None)
+
+
+class _Newest(NamedTuple):
+    """The newest version in a folder of exports.
+
+    Args:
+        export: the export that it is; None if it cannot be opened.
+    """
+
+    folder: Path
+    export: Held | None
+
+
+def _publish(
+    index: ExportIndex | None, make: Callable[[Path], object], root: Path, newest: _Newest | None
+) -> Published:
     """Adds an export to a folder.
 
     Args:
         index: of the export, if it exists.
         make: writes the export to a folder.
     """
-    newest, delta = _newest(root), None
+    held, delta = None if newest is None else newest.export, None
     root.mkdir(parents=True, exist_ok=True)
     with scratch_folder(root / "publishing") as scratch:
-        if newest is not None and index is not None and read_index(newest[1].folder).version == index.version:
+        if held is not None and index is not None and read_index(held.folder).version == index.version:
             return Published(None, None, index.origin.get("step", 0))
         make(made := scratch / "export")
         index = read_index(made)
-        if newest is not None:
-            before, held = newest
-            after = read_delta(before) if (before / DELTA).exists() else None
+        if newest is not None and held is not None:
+            after = read_delta(newest.folder) if (newest.folder / DELTA).exists() else None
             delta = write_delta(held.folder, made, scratch / "delta", after, index.trained_to)
             if is_small(delta, index):
                 made = scratch / "delta"
             else:
                 delta = None
         nbytes = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-        target = root / _name_after(None if newest is None else newest[0].name)
+        target = root / _name_after(None if newest is None else newest.folder.name)
         made.rename(target)
     return Published(target, delta, index.origin.get("step", 0), nbytes)
 
@@ -115,11 +147,17 @@ def _name_after(newest: str | None) -> str:
     return name if newest is None or natural_order(newest) < natural_order(name) else f"{newest}-1"
 
 
-def _newest(root: Path) -> tuple[Path, Held] | None:
-    """The folder of the newest version, whatever `current` says, and the export that it is; None without any."""
+def _newest(root: Path) -> _Newest | None:
+    """The newest version, whatever `current` says; None without any."""
     store = ExportStore(root)
     name = next(store.names(), None) if root.exists() else None
-    return None if name is None else (root / name, store.open(ExportStore(root / name).newest()))
+    if name is None:
+        return None
+    try:
+        return _Newest(root / name, store.open(ExportStore(root / name).newest()))
+    except ExportError as error:
+        notice(f"{error}; a full export is published after it")
+        return _Newest(root / name, None)
 
 
 def _copy(export: Path, folder: Path) -> None:

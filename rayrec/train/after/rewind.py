@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +33,9 @@ class Rewound:
 def rewind_run(run: str | Path, to: float) -> Rewound:
     """Makes a run resume from its newest checkpoint, or increment, that was saved at or before a time.
 
-    Writes a full copy of it, which is newer than the others by its attempt. Nothing is removed, so a rewind can be
-    taken back by another one, until the run's `storage.keep` removes checkpoints.
+    Writes a full copy of it, which is newer than the others by its attempt. Nothing is removed, but what a rewind has
+    discarded is not chosen by a later one: a time means what the run had learned then as it is now. Checkpoints with a
+    damaged manifest, whose time is unknown, are ignored, and named on stderr.
 
     Args:
         run: a run folder; the run must not be training.
@@ -44,10 +47,13 @@ def rewind_run(run: str | Path, to: float) -> Rewound:
         DamagedCheckpointError: the checkpoint is damaged.
     """
     store = CheckpointStore(RunFolder(Path(run).absolute()).checkpoints)
-    checkpoints, _ = store.candidates()
-    chosen = max((one for one in checkpoints if one.manifest.time <= to), key=_age, default=None)
+    checkpoints, damaged = store.candidates()
+    line = [*_present_line(checkpoints)]
+    chosen = next((one for one in line if one.manifest.time <= to), None)
+    for error in damaged:
+        notice(f"ignored, because its time is unknown: {error}")
     if chosen is None:
-        times = ", ".join(f"{_text(one.manifest.time)} (step {one.step})" for one in checkpoints[:-6:-1])
+        times = ", ".join(f"{_text(one.manifest.time)} (step {one.step})" for one in line[:-6:-1])
         raise TrainError(f"{run} has no checkpoint of {_text(to)} or before; it has {times or 'none'}")
     if chosen.name == checkpoints[0].name:
         return Rewound(chosen, chosen, None)
@@ -64,8 +70,16 @@ def parse_time(text: str) -> float:
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _age(checkpoint: Checkpoint) -> tuple[float, int, int]:
-    return checkpoint.manifest.time, checkpoint.manifest.attempt, checkpoint.step
+def _present_line(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
+    """The checkpoints that the newest one goes on from, newest first.
+
+    The copy that a rewind writes has the time of its original. So what it discarded is older, but has a later time.
+    """
+    time = math.inf
+    for checkpoint in checkpoints:
+        if checkpoint.manifest.time <= time:
+            time = checkpoint.manifest.time
+            yield checkpoint
 
 
 def _text(time: float) -> str:

@@ -152,10 +152,11 @@ class Saver:
                 if not self._candidates:
                     raise
             except DamagedCheckpointError as error:
-                self._damaged.append(error)
+                if error.name not in {known.name for known in self._damaged}:  # by the listing of manifests
+                    self._damaged.append(error)
                 if self._job.task != "fit":
                     raise refused(error) from error
-                self._candidates = usable_after(error, self._candidates)
+                self._candidates = usable_after(error, self._candidates[1:])
                 if not self._candidates:
                     raise no_whole(self.store.root.path, self._damaged) from error
         if checkpoint.manifest.world_size != self._session.world_size:
