@@ -7,7 +7,9 @@ transactions, security or rebalancing of partitions between brokers.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ import pyarrow as pa
 import pytest
 import torch.distributed as dist
 
-from rayrec.data import DataError
+from rayrec.data import DataError, DataUnavailable, KafkaTopic
 from rayrec.train import parse_config
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
@@ -145,3 +147,63 @@ def test_every_message_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path,
         trained += [row for lines in by_rank for step in lines[:done] for row in step]
         broker.send("many", 200 + 50 * number, 250 + 50 * number)
     assert sorted(trained) == list(range(300))
+
+
+class BrokenOnce:
+    """confluent_kafka, whose consumers return an error before the first messages."""
+
+    class Error:
+        def error(self) -> Any:
+            return kafka.KafkaError(kafka.KafkaError._TRANSPORT, "the connection was closed")
+
+        def partition(self) -> int:
+            return 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(kafka, name)
+
+    def Consumer(self, properties: dict[str, Any]) -> Any:  # noqa: N802
+        self.consumer, self.broken = kafka.Consumer(properties), False
+        return self
+
+    def consume(self, limit: int, timeout: float) -> list[Any]:
+        found: list[Any] = self.consumer.consume(limit, timeout)
+        if found and not self.broken:
+            self.broken = True
+            return [self.Error(), *found]
+        return found
+
+    def assign(self, places: list[Any]) -> None:
+        self.consumer.assign(places)
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+def opened(raw: dict[str, Any]) -> KafkaTopic:
+    settings = parse_config(raw)
+    return KafkaTopic(raw["data"]["train"], settings.training_schema)
+
+
+def read(topic: KafkaTopic, offsets: dict[str, int], rows: int, limit: int = 1000) -> list[int]:
+    """The first rows from offsets on; new messages take a moment."""
+    seen: list[int] = []
+    for _ in range(100):
+        tables, offsets = topic.read(offsets, limit)
+        for table in tables.values():
+            seen += table["row"].to_pylist()
+        if len(seen) >= rows:
+            break
+    return seen
+
+
+def test_a_read_that_failed_is_read_again_from_its_offsets(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.send("broken", 0, 9)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", BrokenOnce())
+    with closing(opened(topic_config(tmp_path, broker.uri("broken")))) as topic:
+        start = {str(number): 0 for number in range(PARTITIONS)}
+        with pytest.raises(DataUnavailable, match="partition 1 cannot be read"):
+            read(topic, start, 9)
+        assert sorted(read(topic, start, 9)) == list(range(9))

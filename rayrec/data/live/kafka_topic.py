@@ -125,6 +125,8 @@ class KafkaTopic:
             DataError: offsets that the broker has removed; a message that is not a row.
         """
         self._assign(offsets)
+        # Unknown while reading: after an error, the next read assigns again, so that no message is passed over.
+        at, self._at = dict(offsets), {}
         messages: dict[str, list[Any]] = {}
         count = 0
         while count < max_rows:
@@ -132,35 +134,35 @@ class KafkaTopic:
             if not found:
                 break
             for message in found:
-                if message.error() is not None:
-                    raise self._failed(message.error(), message.partition())
                 name = str(message.partition())
-                self._at[name] = message.offset() + 1
+                if message.error() is not None:
+                    raise self._failed(message.error(), name, at.get(name))
+                at[name] = message.offset() + 1
                 if message.value() is not None:
                     messages.setdefault(name, []).append(message)
                     count += 1
         tables = {name: self._table(messages[name]) for name in sorted(messages, key=int)}
-        return tables, dict(self._at)
+        self._at = at
+        return tables, dict(at)
 
     def read_again(self, start: Offsets, stop: Offsets) -> dict[str, pa.Table]:
         """The rows between offsets, by partition."""
         messages: dict[str, list[Any]] = {}
         for name, end in stop.items():
             at, until = start.get(name, end), time.monotonic() + _PATIENCE_S
-            self._at = {}
             self._assign({name: at})
+            self._at = {}
             while at < end:
                 found = self._consumer.consume(min(10_000, end - at), timeout=1.0)
                 for message in found:
                     if message.error() is not None:
-                        raise self._failed(message.error(), message.partition())
+                        raise self._failed(message.error(), name, at)
                     at = message.offset() + 1
                     if message.value() is not None and message.offset() < end:
                         messages.setdefault(name, []).append(message)
                 until = time.monotonic() + _PATIENCE_S if found else until
                 if time.monotonic() > until:
                     raise DataUnavailable(f"no message of partition {name} at offset {at}", file=self.uri)
-        self._at = {}
         return {name: self._table(messages[name]) for name in sorted(messages, key=int)}
 
     def _assign(self, offsets: Offsets) -> None:
@@ -184,10 +186,10 @@ class KafkaTopic:
                 fix="check the address and the network",
             ) from error
 
-    def _failed(self, error: Any, partition: int) -> DataError:
+    def _failed(self, error: Any, partition: str, offset: int | None) -> DataError:
         if error.code() in (self._kafka.KafkaError._AUTO_OFFSET_RESET, self._kafka.KafkaError.OFFSET_OUT_OF_RANGE):
             return DataError(
-                f"partition {partition} no longer has the messages from offset {self._at.get(str(partition))} on",
+                f"partition {partition} no longer has the messages from offset {offset} on",
                 file=self.uri,
                 fix="keep them longer (retention.ms), or start a new run with init_from this run",
             )
