@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -149,35 +149,37 @@ def test_every_message_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path,
     assert sorted(trained) == list(range(300))
 
 
-class BrokenOnce:
-    """confluent_kafka, whose consumers return an error before the first messages."""
+class Changed:
+    """confluent_kafka, whose consumers return what `change` makes of the messages."""
 
-    class Error:
-        def error(self) -> Any:
-            return kafka.KafkaError(kafka.KafkaError._TRANSPORT, "the connection was closed")
-
-        def partition(self) -> int:
-            return 1
+    def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
+        self.change = change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(kafka, name)
 
-    def Consumer(self, properties: dict[str, Any]) -> Any:  # noqa: N802
-        self.consumer, self.broken = kafka.Consumer(properties), False
+    def Consumer(self, properties: dict[str, Any]) -> Any:
+        self.consumer = kafka.Consumer(properties)
         return self
 
     def consume(self, limit: int, timeout: float) -> list[Any]:
-        found: list[Any] = self.consumer.consume(limit, timeout)
-        if found and not self.broken:
-            self.broken = True
-            return [self.Error(), *found]
-        return found
+        return self.change(self.consumer.consume(limit, timeout))
 
     def assign(self, places: list[Any]) -> None:
         self.consumer.assign(places)
 
     def close(self) -> None:
         self.consumer.close()
+
+
+class Broken:
+    """A message in whose place there is an error."""
+
+    def error(self) -> Any:
+        return kafka.KafkaError(kafka.KafkaError._TRANSPORT, "the connection was closed")
+
+    def partition(self) -> int:
+        return 1
 
 
 def opened(raw: dict[str, Any]) -> KafkaTopic:
@@ -201,9 +203,37 @@ def test_a_read_that_failed_is_read_again_from_its_offsets(
     tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.send("broken", 0, 9)
-    monkeypatch.setitem(sys.modules, "confluent_kafka", BrokenOnce())
+    errors = [Broken()]
+    monkeypatch.setitem(
+        sys.modules, "confluent_kafka", Changed(lambda some: [errors.pop(), *some] if some and errors else some)
+    )
     with closing(opened(topic_config(tmp_path, broker.uri("broken")))) as topic:
         start = {str(number): 0 for number in range(PARTITIONS)}
         with pytest.raises(DataUnavailable, match="partition 1 cannot be read"):
             read(topic, start, 9)
         assert sorted(read(topic, start, 9)) == list(range(9))
+
+
+def test_a_read_ends_at_its_number_of_rows_and_after_a_second(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (0, 30, 60):
+        broker.send("batches", first, first + 30, "arrow")
+    with closing(opened(topic_config(tmp_path, broker.uri("batches", "arrow")))) as topic:
+        read(topic, {"0": 0}, 90)  # they have arrived
+        tables, stop = topic.read({"0": 0}, 40)
+        while not tables:
+            tables, stop = topic.read({"0": 0}, 40)
+        assert stop == {"0": 2} and tables["0"]["row"].to_pylist() == list(range(60))
+
+    last: list[Any] = []
+
+    def trickle(found: list[Any]) -> list[Any]:
+        """A message whenever it is asked for, once there was one."""
+        last[:] = found[-1:] or last
+        return last
+
+    monkeypatch.setitem(sys.modules, "confluent_kafka", Changed(trickle))
+    with closing(opened(topic_config(tmp_path, broker.uri("batches", "arrow")))) as topic:
+        while not topic.read({"0": 0}, 10**9)[0]:
+            pass

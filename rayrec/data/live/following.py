@@ -24,7 +24,7 @@ from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import FollowConfig, JoinConfig
 from rayrec.data.live.growing_folder import Arrived, State, check_whole, new_files
 from rayrec.data.live.join_files import FileJoin, Patience
-from rayrec.data.live.kafka_topic import SCHEME, KafkaTopic, Offsets
+from rayrec.data.live.kafka_topic import READ_S, SCHEME, KafkaTopic, Offsets
 from rayrec.data.live.label_join import JoinSpec
 from rayrec.data.mapping.rules import duration_s
 from rayrec.data.mapping.schema import Schema, Timestamp
@@ -200,15 +200,17 @@ class Follower:
             if added := [name for name in topic.partitions() if name not in self._offsets]:
                 first = topic.first_offsets(None)
                 self._offsets = {**self._offsets, **{name: first[name] for name in added}}
-        starts = self._offsets
+        until = time.monotonic() + READ_S
         while True:
-            tables, stop = topic.read(self._offsets, self._follow.rows)
+            starts = self._offsets
+            tables, stop = topic.read(starts, self._follow.rows)
             tables = self._since(tables, self._live_from)
-            if tables or stop == self._offsets:
+            if tables:
                 break
-            self._offsets = stop  # all rows were older
-        if not tables:
-            return False
+            if stop != starts:  # all rows were older
+                self._offsets, self._waits_since = stop, time.monotonic()
+            if stop == starts or time.monotonic() > until:
+                return False
         late_rows, partitions, watermark = 0, dict(self._partitions), self._watermark
         for name, table in tables.items():
             if (times := self._times_of(table)) is not None and len(times):

@@ -27,6 +27,10 @@ PROPERTIES = "RAYREC_KAFKA_PROPERTIES"
 Offsets = dict[str, int]  # by partition; texts, as keys of JSON are
 _PATIENCE_S = 20.0
 _LINGER_S = 0.05  # without a message, a read ends
+READ_S = 1.0  # a read ends, as the other ranks wait for it
+_READ_BYTES = 256 << 20  # of messages in memory
+# Messages taken at once. Those of Arrow hold many rows each.
+_AT_ONCE = {"json": 100, "arrow": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,9 @@ class KafkaTopic:
     def read(self, offsets: Offsets, max_rows: int) -> tuple[dict[str, pa.Table], Offsets]:
         """(the rows that have arrived at offsets, by partition; the offsets after them). Does not wait for more.
 
+        Args:
+            max_rows: ends with the message that reaches it. A read also ends after `READ_S` seconds, and at 256 MiB.
+
         Raises:
             DataError: offsets that the broker has removed; a message that is not a row.
         """
@@ -128,9 +135,9 @@ class KafkaTopic:
         # Unknown while reading: after an error, the next read assigns again, so that no message is passed over.
         at, self._at = dict(offsets), {}
         messages: dict[str, list[Any]] = {}
-        count = 0
-        while count < max_rows:
-            found = self._consumer.consume(min(10_000, max_rows - count), timeout=_LINGER_S)
+        rows, num_bytes, until = 0, 0, time.monotonic() + READ_S
+        while rows < max_rows and num_bytes < _READ_BYTES and time.monotonic() < until:
+            found = self._consumer.consume(min(_AT_ONCE[self._address.format], max_rows - rows), timeout=_LINGER_S)
             if not found:
                 break
             for message in found:
@@ -140,7 +147,8 @@ class KafkaTopic:
                 at[name] = message.offset() + 1
                 if message.value() is not None:
                     messages.setdefault(name, []).append(message)
-                    count += 1
+                    rows += self._num_rows(message.value())
+                    num_bytes += len(message.value())
         tables = {name: self._table(messages[name]) for name in sorted(messages, key=int)}
         self._at = at
         return tables, dict(at)
@@ -164,6 +172,14 @@ class KafkaTopic:
                 if time.monotonic() > until:
                     raise DataUnavailable(f"no message of partition {name} at offset {at}", file=self.uri)
         return {name: self._table(messages[name]) for name in sorted(messages, key=int)}
+
+    def _num_rows(self, value: bytes) -> int:
+        if self._address.format == "json":
+            return 1
+        try:
+            return sum(batch.num_rows for batch in pa.ipc.open_stream(value))
+        except (pa.ArrowException, OSError):
+            return 1  # named when the messages are parsed
 
     def _assign(self, offsets: Offsets) -> None:
         if offsets != self._at:
