@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from rayrec.data import DataError, DataUnavailable, KafkaTopic
+from rayrec.data import DataError, DataSet, DataUnavailable, Follower, KafkaTopic
+from rayrec.storage import open_folder
 from rayrec.train import parse_config
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
@@ -147,6 +149,41 @@ def test_every_message_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path,
         trained += [row for lines in by_rank for step in lines[:done] for row in step]
         broker.send("many", 200 + 50 * number, 250 + 50 * number)
     assert sorted(trained) == list(range(300))
+
+
+def follower(raw: dict[str, Any], folder: Path, told: list[str]) -> Follower:
+    settings = parse_config(raw)
+    assert isinstance(settings.data.train, DataSet) and settings.data.follow is not None
+    return Follower(
+        settings.data.train, settings.data.follow, settings.training_schema, settings.data_schema.timestamp,
+        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append,
+    )  # fmt: skip
+
+
+def chunk_rows(following: Follower, number: int) -> list[int]:
+    """The rows of a chunk, which takes a moment to arrive."""
+    for _ in range(200):
+        if (chunk := following.chunk(number)) is not None:
+            return [row for file in chunk.manifest.files for row in pq.read_table(file.uri)["row"].to_pylist()]
+    raise AssertionError("no rows have arrived")
+
+
+def test_the_topic_comes_after_all_of_the_past(tmp_path: Path, broker: Broker) -> None:
+    broker.send("after", 0, 60)
+    raw, told = topic_config(tmp_path, broker.uri("after"), backfill=str(tmp_path / "past")), list[str]()
+    with closing(follower(raw, tmp_path, told)) as following:
+        with pytest.raises(DataError, match=r"backfill: the folder does not exist.*past"):
+            following.chunk(0)
+        write(tmp_path / "past", [0, 1])
+        whole = (tmp_path / "past/001.parquet").read_bytes()
+        (tmp_path / "past/001.parquet").write_bytes(whole[:100])  # is being copied
+        assert chunk_rows(following, 0) == list(range(40))
+        assert following.chunk(1) is None
+        assert len(told) == 1 and "not complete" in told[0] and "001.parquet" in told[0]
+        (tmp_path / "past/001.parquet").write_bytes(whole)
+        assert chunk_rows(following, 1) == list(range(40, 80))
+        broker.send("after", 80, 90)
+        assert chunk_rows(following, 2)[0] >= 80
 
 
 class Changed:

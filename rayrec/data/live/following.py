@@ -102,6 +102,7 @@ class Follower:
         self._told: set[str] = set()
         self._join: FileJoin | None = None
         self._known: dict[str, Any] = {}
+        self._incomplete = False  # a file waits to be complete
         self._next = 0  # the first chunk that the ledger does not have
         self._watermark: int | None = None
         self._read_ledger()
@@ -179,8 +180,14 @@ class Follower:
         """Records the next chunk of what has arrived; False if there is nothing."""
         if self._uri is None:
             return self._take_files()
-        if self._follow.backfill is not None and self._offsets is None and self._take_files():
-            return True
+        if self._follow.backfill is not None and self._offsets is None:
+            if not self._folder.is_dir():
+                problem = "data.follow.backfill: the folder does not exist"
+                raise DataError(problem, file=str(self._folder), fix="correct the path, or create the folder")
+            if self._take_files():
+                return True
+            if self._incomplete:  # the topic comes after all of the past
+                return False
         try:
             return self._take_messages()
         except DataUnavailable as error:
@@ -280,7 +287,7 @@ class Follower:
         arrived, changed = new_files(self._folder, self._known)
         for error in changed:
             self._say(str(error))
-        whole: list[Arrived] = []
+        self._incomplete, whole = False, list[Arrived]()
         for file in arrived:
             if len(whole) < self._follow.files and self._has_rows(file):
                 whole.append(file)
@@ -303,6 +310,7 @@ class Follower:
             self._known[file.name] = file.state
         except DataUnavailable as error:
             self._say(str(error))
+            self._incomplete = True
         return False
 
     def _joins(self, config: JoinConfig) -> bool:
