@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ import pytest
 import torch.distributed as dist
 from rich.console import Console
 
+from rayrec.data import DataError, DataSet, Follower
+from rayrec.storage import open_folder
 from rayrec.train import Display, Interrupted, Result, RunFolder, Trainer, parse_config
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
@@ -52,6 +55,15 @@ def config(folder: Path, workers: int = 0, **follow: Any) -> dict[str, Any]:
 def fit(raw: dict[str, Any], log: Path) -> Result:
     display = Display(Console(file=io.StringIO()))
     return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
+
+
+def follower(raw: dict[str, Any], folder: Path, told: list[str]) -> Follower:
+    settings = parse_config(raw)
+    assert isinstance(settings.data.train, DataSet) and settings.data.follow is not None
+    return Follower(
+        settings.data.train, settings.data.follow, settings.training_schema, settings.data_schema.timestamp,
+        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append,
+    )  # fmt: skip
 
 
 def rows_of(log: Path, ranks: int = 1) -> list[int]:
@@ -95,6 +107,21 @@ def test_files_are_trained_on_as_they_arrive_and_a_relaunch_goes_on(tmp_path: Pa
     assert train[-1]["late_rows"] == 8 and train[-1]["watermark"] == "1970-01-01 00:02:39"
     told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
     assert len(told) == 2 and "has changed" in told[1] and "001.parquet" in told[1]
+
+
+def test_a_file_of_the_chunk_in_training_that_is_gone_or_has_changed_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "log", [0, 1])
+    raw = config(tmp_path)
+    with closing(follower(raw, tmp_path, [])) as following:
+        assert (chunk := following.chunk(0)) is not None and chunk.manifest.rows == 2 * FILE_ROWS
+    with closing(follower(raw, tmp_path, [])) as following:  # after a relaunch
+        assert (chunk := following.chunk(0)) is not None and chunk.manifest.rows == 2 * FILE_ROWS
+        write(tmp_path / "log", [1], rows=3)
+        with pytest.raises(DataError, match=r"missing or has changed.*log/001\.parquet"):
+            following.chunk(0)
+        (tmp_path / "log/001.parquet").unlink()
+        with pytest.raises(DataError, match=r"missing or has changed.*log/001\.parquet"):
+            following.chunk(0)
 
 
 def stop_after(log: Path, steps: int) -> threading.Thread:

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from rayrec.data import DataError, DataSet, DataUnavailable, Follower, KafkaTopic
-from rayrec.storage import open_folder
+from rayrec.data import DataError, DataUnavailable, Follower, KafkaTopic
 from rayrec.train import parse_config
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
@@ -30,7 +29,7 @@ from tests.train import small
 from tests.train.row_log import Noted, noted
 from tests.train.small import fit_job, make_job
 from tests.train.test_exactly_once import committed
-from tests.train.test_follow import config, fit, records, rows_of, write
+from tests.train.test_follow import config, fit, follower, records, rows_of, write
 
 kafka = pytest.importorskip("confluent_kafka")
 PARTITIONS = 3
@@ -151,15 +150,6 @@ def test_every_message_once_on_2_then_3_then_1_ranks_with_a_kill(tmp_path: Path,
     assert sorted(trained) == list(range(300))
 
 
-def follower(raw: dict[str, Any], folder: Path, told: list[str]) -> Follower:
-    settings = parse_config(raw)
-    assert isinstance(settings.data.train, DataSet) and settings.data.follow is not None
-    return Follower(
-        settings.data.train, settings.data.follow, settings.training_schema, settings.data_schema.timestamp,
-        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append,
-    )  # fmt: skip
-
-
 def chunk_rows(following: Follower, number: int) -> list[int]:
     """The rows of a chunk, which takes a moment to arrive."""
     for _ in range(200):
@@ -183,7 +173,10 @@ def test_the_topic_comes_after_all_of_the_past(tmp_path: Path, broker: Broker) -
         (tmp_path / "past/001.parquet").write_bytes(whole)
         assert chunk_rows(following, 1) == list(range(40, 80))
         broker.send("after", 80, 90)
-        assert chunk_rows(following, 2)[0] >= 80
+        rows = chunk_rows(following, 2)
+        assert rows[0] >= 80
+        (tmp_path / "landed/000000002.parquet").write_bytes(b"half")
+        assert chunk_rows(following, 2) == rows  # read again
 
 
 class Changed:

@@ -23,7 +23,7 @@ from rayrec.data.arrays.arrow_types import decoded, micros_of
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import FollowConfig, JoinConfig
 from rayrec.data.live.growing_folder import Arrived, State, check_whole, new_files
-from rayrec.data.live.join_files import FileJoin, Patience
+from rayrec.data.live.join_files import FileJoin, Patience, sync
 from rayrec.data.live.kafka_topic import READ_S, SCHEME, KafkaTopic, Offsets
 from rayrec.data.live.label_join import JoinSpec
 from rayrec.data.mapping.rules import duration_s
@@ -128,16 +128,18 @@ class Follower:
             return None
         self._waits_since = None
         entry = self._entry(number)
-        folder = self._landed if "offsets" in entry else self._folder
-        missing = [name for name in entry["files"] if not (folder / name).exists()]
-        if missing and "offsets" in entry:
+        of_topic = "offsets" in entry
+        folder = self._landed if of_topic else self._folder
+        # The time of the last change tells nothing where the run folder was copied.
+        size_only = of_topic or self._follow.join is not None
+        unusable = [name for name, state in entry["files"].items() if not _is_as(folder / name, state, size_only)]
+        if unusable and of_topic:
             tables = self._opened().read_again(entry["starts"], entry["offsets"])
-            self._land(missing[0], self._since(tables, entry["live_from"]))
-            missing = []
-        if missing:
+            self._land(unusable[0], self._since(tables, entry["live_from"]))
+        elif unusable:
             raise DataError(
-                "data.follow: a file of the chunk in training is missing",
-                file=str(self._folder / missing[0]),
+                "data.follow: a file of the chunk in training is missing or has changed",
+                file=str(folder / unusable[0]),
                 fix="restore it until its rows are trained on, or start a new run with init_from this run",
             )
         manifest = Manifest.read([str(folder / name) for name in entry["files"]], self._schema, reading=self._reading)
@@ -249,6 +251,7 @@ class Follower:
         self._landed.mkdir(parents=True, exist_ok=True)
         hidden, path = self._landed / f".{name}", self._landed / name
         pq.write_table(pa.concat_tables(list(tables.values()), promote_options="permissive"), hidden)
+        sync(hidden)
         hidden.replace(path)
         return path.stat().st_size, path.stat().st_mtime_ns
 
@@ -420,6 +423,15 @@ def join_options(config: JoinConfig) -> tuple[JoinSpec, Patience]:
 def shown(time_us: int) -> str:
     """A time in UTC as text."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def _is_as(path: Path, state: State, size_only: bool) -> bool:
+    """Whether a file is as recorded."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return False
+    return facts.st_size == state[0] and (size_only or facts.st_mtime_ns == state[1])
 
 
 def _name(number: int) -> str:

@@ -238,14 +238,14 @@ class FileJoin:
         hidden = self._out / f".{_part(number)}"
         if self._output:
             pq.write_table(pa.concat_tables(self._output, promote_options="permissive"), hidden)
-            _sync(hidden)
+            sync(hidden)
         new = states / f".{number}"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         for name, table in self._join.state.items():
             with pa.OSFile(str(new / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
-            _sync(new / f"{name}.arrow")
+            sync(new / f"{name}.arrow")
         for name, files in self._files.items():  # old files of the log are removed
             folder = self._folders[name]
             self._files[name] = {file: state for file, state in files.items() if (folder / file).exists()}
@@ -254,12 +254,12 @@ class FileJoin:
             "newest": self._newest, "ended": self._ended,
         }  # fmt: skip
         (new / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        _sync(new / "facts.json")
+        sync(new / "facts.json")
         new.rename(states / str(number))
-        _sync(states)
+        sync(states)
         if self._output:
             hidden.rename(self._out / _part(number))
-            _sync(self._out)
+            sync(self._out)
         shutil.rmtree(states / str(self._number), ignore_errors=True)
         self._number, self._output = number, []
 
@@ -268,7 +268,7 @@ def _part(number: int) -> str:
     return f"part-{number:09d}.parquet"
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file or the names in a folder are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
