@@ -236,6 +236,20 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_columns_with_dictionaries_are_held_and_times_may_be_texts(in_memory: Path) -> None:
+    for name in ("log", "events"):
+        (in_memory / name).mkdir()
+    for number, names in enumerate(("abcd", "efgh")):
+        rows = {"_request": list(names), "_row": [0] * 4, "city": pa.array(list(names)).dictionary_encode()}
+        times = [f"1970-01-01T00:00:0{at}.5Z" for at in range(4)]
+        # Each row group has a dictionary of its own.
+        pq.write_table(pa.table({**rows, "_time": times}), in_memory / f"log/{number}.parquet", row_group_size=2)
+        assert join_files(in_memory, "drop", final=False).waiting == 4 * (number + 1)
+    assert join_files(in_memory, "drop").rows == 8
+    (output,) = parts_of(in_memory / "out")
+    assert sorted(output["city"].to_pylist()) == list("abcdefgh")
+
+
 def test_a_join_that_is_killed_before_any_change_of_a_file_writes_each_row_once(in_memory: Path) -> None:
     log = log_of(5, requests=8)
     write(log, in_memory, 5, parts=2)

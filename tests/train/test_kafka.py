@@ -66,6 +66,12 @@ class Broker:
                 )
         assert self.producer.flush(20) == 0
 
+    def put(self, topic: str, row: dict[str, Any], partition: int) -> None:
+        """One message, as JSON."""
+        row = {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in row.items()}
+        self.producer.produce(topic, json.dumps(row).encode(), partition=partition)
+        assert self.producer.flush(20) == 0
+
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
@@ -177,6 +183,39 @@ def test_the_topic_comes_after_all_of_the_past(tmp_path: Path, broker: Broker) -
         assert rows[0] >= 80
         (tmp_path / "landed/000000002.parquet").write_bytes(b"half")
         assert chunk_rows(following, 2) == rows  # read again
+
+
+def test_columns_that_are_not_read_may_hold_anything_and_times_are_texts_or_numbers(
+    tmp_path: Path, broker: Broker
+) -> None:
+    raw = topic_config(tmp_path, broker.uri("mixed"))
+    times = ["1970-01-01T00:00:07", "1970-01-01T00:00:05.500Z", "1970-01-01T02:00:06.5+02:00", "1970-01-01 00:00:04.25"]
+    rows = [{**row, "when": time} for row, time in zip(broker.rows(0, 4).to_pylist(), times, strict=True)]
+    for number, other in enumerate([1, "a", {"b": None}, [2.5]]):
+        broker.put("mixed", {**rows[number], "other": other}, number % PARTITIONS)
+    with closing(follower(raw, tmp_path / "texts", [])) as following:
+        taken, number = list[int](), 0
+        while len(taken) < 6:  # in one chunk or several
+            taken += chunk_rows(following, number)
+            if len(taken) == 4:
+                assert (chunk := following.chunk(number)) is not None and chunk.watermark_us == 5_500_000
+                broker.put("mixed", {**rows[0], "when": 7.5}, 0)
+                broker.put("mixed", {**rows[0], "when": 8}, 0)
+            number += 1
+        assert sorted(taken[:4]) == [0, 1, 2, 3]
+        broker.put("mixed", {**rows[0], "when": 9}, 0)
+        broker.put("mixed", {**rows[0], "when": "then"}, 1)
+        with pytest.raises(DataError, match=r"offset \d of partition 1 is not .*then"):
+            for later in range(number, number + 2):
+                chunk_rows(following, later)
+    raw = topic_config(tmp_path, broker.uri("clash"))
+    broker.put("clash", {**rows[0], "when": 9}, 0)
+    broker.put("clash", {**rows[0]}, 0)
+    with (
+        closing(follower(raw, tmp_path / "clash", [])) as following,
+        pytest.raises(DataError, match=r"is int64 in one message, timestamp.*column 'when'"),
+    ):
+        chunk_rows(following, 0)
 
 
 class Changed:

@@ -24,7 +24,7 @@ from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import FollowConfig, JoinConfig
 from rayrec.data.live.growing_folder import Arrived, State, check_whole, new_files
 from rayrec.data.live.join_files import FileJoin, Patience, sync
-from rayrec.data.live.kafka_topic import READ_S, SCHEME, KafkaTopic, Offsets
+from rayrec.data.live.kafka_topic import READ_S, SCHEME, KafkaTopic, Offsets, together
 from rayrec.data.live.label_join import JoinSpec
 from rayrec.data.mapping.rules import duration_s
 from rayrec.data.mapping.schema import Schema, Timestamp
@@ -32,7 +32,7 @@ from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
 from rayrec.storage.column_names import column_missing
-from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged, first_line
 from rayrec.storage.folder import Folder
 from rayrec.storage.parquet import open_parquet
 
@@ -243,14 +243,14 @@ class Follower:
     def _opened(self) -> KafkaTopic:
         if self._topic is None:
             assert self._uri is not None, "only with a topic"
-            self._topic = KafkaTopic(self._uri, self._schema)
+            self._topic = KafkaTopic(self._uri, self._schema, self._timestamp)
         return self._topic
 
     def _land(self, name: str, tables: Mapping[str, pa.Table]) -> State:
         """Writes the rows of all partitions, one after the other, as a file that arrives whole."""
         self._landed.mkdir(parents=True, exist_ok=True)
         hidden, path = self._landed / f".{name}", self._landed / name
-        pq.write_table(pa.concat_tables(list(tables.values()), promote_options="permissive"), hidden)
+        pq.write_table(together(list(tables.values()), self._uri or ""), hidden)
         sync(hidden)
         hidden.replace(path)
         return path.stat().st_size, path.stat().st_mtime_ns
@@ -278,7 +278,17 @@ class Follower:
         column = table[timestamp.column]
         if column.null_count:
             raise DataError("a time is null", file=self._uri, column=timestamp.column, fix="correct the producer")
-        return micros_of(decoded(column.combine_chunks()), timestamp.unit)
+        return self._micros(column, self._uri)
+
+    def _micros(self, times: pa.ChunkedArray, file: str | None) -> I64:
+        assert self._timestamp is not None, "there are times"
+        column, unit = self._timestamp.column, self._timestamp.unit
+        try:
+            return micros_of(decoded(times.combine_chunks()), unit)
+        except pa.ArrowException as error:
+            problem = f"schema.timestamp: the values are not times: {first_line(error)}"
+            fix = "use timestamps, texts in ISO 8601, or numbers since 1970"
+            raise DataError(problem, file=file, column=column, fix=fix) from error
 
     @property
     def _lateness(self) -> int:
@@ -341,7 +351,7 @@ class Follower:
                 if timestamp.column not in parquet.schema_arrow.names:
                     continue  # the manifest names it
                 column = parquet.read(columns=[timestamp.column]).column(0).drop_null()
-            times = micros_of(decoded(column.combine_chunks()), timestamp.unit)
+            times = self._micros(column, path)
             if watermark is not None:
                 late_rows += int(np.count_nonzero(times < watermark))
             if len(times):

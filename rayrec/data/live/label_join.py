@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, impossible_times, micros_of
 from rayrec.storage.column_names import column_missing
@@ -241,15 +240,14 @@ class LabelJoin:
         name, unit = self.spec.time, self.spec.unit
         _refuse_null(table[name], name)
         times = decoded(table[name].combine_chunks())
-        if pat.is_floating(times.type):
-            per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-            rounded = np.rint(times.to_numpy(zero_copy_only=False).astype(np.float64) * (1e6 / per_second))
-            if not (np.abs(rounded) < 1e17).all():
-                raise DataError(f"a time is not a number of {unit} since 1970", column=name, fix="correct it")
-            return rounded.astype(np.int64)
         if len(impossible_times(times, unit)):
             raise DataError(f"a time is not between 1970 and 2200 in {unit}", column=name, fix="state the unit")
-        return micros_of(times, unit)
+        try:
+            return micros_of(times, unit)
+        except pa.ArrowException as error:
+            raise DataError(
+                f"the values are not times: {first_line(error)}", column=name, fix="correct them"
+            ) from error
 
     def _first_of(self, rows: pa.Table) -> pa.Table:
         """The rows whose keys did not come before."""
@@ -399,8 +397,13 @@ def _no_events() -> pa.Table:
 
 def _joined(held: pa.Table | None, more: pa.Table) -> pa.Table:
     if held is None:
-        return more
-    return pa.concat_tables([held, more], promote_options="permissive").combine_chunks()
+        return _whole(more)
+    return _whole(pa.concat_tables([held, more], promote_options="permissive"))
+
+
+def _whole(table: pa.Table) -> pa.Table:
+    """The table in one chunk, with one dictionary a column: a file of Arrow IPC holds no more."""
+    return table.unify_dictionaries().combine_chunks()
 
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> Bools:
