@@ -292,18 +292,24 @@ def test_the_command_reads_what_has_arrived_and_waits_for_the_rest(
 def test_a_file_that_is_half_written_or_has_changed_is_named(tmp_path: Path) -> None:
     log = log_of(4)
     write(log, tmp_path, 4)
-    whole = (tmp_path / "log/2.parquet").read_bytes()
+    whole, first = (tmp_path / "log/2.parquet").read_bytes(), tmp_path / "log/0.parquet"
     (tmp_path / "log/2.parquet").write_bytes(whole[: len(whole) // 2])
+    other = pq.read_table(first)
+    pq.write_table(other.set_column(4, "item", pa.array(["?"] * len(other))), tmp_path / "log/3.parquet")
+    with pytest.raises(DataError, match=r"was int64 in earlier rows, and is string.*log/3\.parquet.*'item'"):
+        join_files(tmp_path, "drop", final=False)
+    states = [path.name for path in (tmp_path / "out/_join").iterdir()]
+    (tmp_path / "log/3.parquet").unlink()
     with pytest.raises(DataUnavailable, match=r"not complete.*log/2\.parquet.*hidden name"):
         join_files(tmp_path, "drop", final=False)
+    assert [path.name for path in (tmp_path / "out/_join").iterdir()] == states  # nothing was read
     (tmp_path / "log/2.parquet").write_bytes(whole)
-    join_files(tmp_path, "drop", final=False)
-    os.utime(tmp_path / "log/0.parquet", (1, 1))
+    os.utime(first, (1, 1))
     with pytest.raises(FileChanged, match=r"log/0\.parquet"):
         join_files(tmp_path, "drop")
     (tmp_path / "log/0.parquet").unlink()  # as the service removes old files
-    join_files(tmp_path, "drop")
-    assert as_rows(parts_of(tmp_path / "out")) == batch_join(log, "drop")
+    done = join_files(tmp_path, "drop")
+    assert done.files == 0 and done.counts["rows"] == len(log.rows) and done.counts["events"] == len(log.events)
     with (
         FileJoin(tmp_path / "log", tmp_path / "events", tmp_path / "out", spec("drop")),
         pytest.raises(DataError, match="another process"),

@@ -125,6 +125,7 @@ class LabelJoin:
         self._open: pa.Table | None = None  # rows in their window
         self._kept: pa.Table | None = None  # emitted rows, for late positives and to recognize repeated rows
         self._events = _no_events()
+        self._columns = pa.schema([])  # of the rows so far
 
     def feed_rows(self, rows: pa.Table) -> int:
         """Takes rows of the log; returns the newest time, in µs since 1970.
@@ -142,17 +143,22 @@ class LabelJoin:
             _refuse_null(rows[name], name)
         if taken := {*spec.labels, WEIGHT, LABEL_TIME} & {*rows.column_names}:
             raise DataError("the log has a column that the join adds", column=min(taken), fix="rename the label")
-        self.counts["rows"] += len(rows)
         if not len(rows):
             return BEGIN
         times = self._times(rows)
         table = rows.append_column(_KEY, self._keys(rows)).append_column(_TIME, pa.array(times))
-        table = table.append_column(_ARRIVAL, pa.array(np.arange(self.counts["rows"] - len(rows), self.counts["rows"])))
+        first = self.counts["rows"]
+        table = table.append_column(_ARRIVAL, pa.array(np.arange(first, first + len(rows))))
+        columns = self._with_columns(rows.schema)
         fresh = self._first_of(table)
+        held = _joined(self._open, fresh)
+        # From here on, nothing fails: a file that cannot be joined leaves no trace.
+        self._columns = columns
+        self.counts["rows"] += len(rows)
         self.counts["repeated_rows"] += len(table) - len(fresh)
         late = fresh[_TIME].to_numpy() + self._window <= self.watermark
         self.counts["late_rows"] += int(late.sum())
-        self._open = _joined(self._open, fresh)
+        self._open = held
         return int(times.max())
 
     def feed_events(self, events: pa.Table) -> int:
@@ -165,20 +171,20 @@ class LabelJoin:
         for name in (spec.request, spec.row, spec.time, *(() if spec.kind is None else (spec.kind,))):
             if name not in events.column_names:
                 raise column_missing(name, events.schema, "", "name the columns of the key, the time and the label")
-        self.counts["events"] += len(events)
         if not len(events):
             return BEGIN
-        newest = int(self._times(events).max())  # also of other kinds: time has passed for all
+        num_events, newest = len(events), int(self._times(events).max())  # also of other kinds: time has passed for all
         labels = np.zeros(len(events), np.int32)
         if spec.kind is not None:
             _refuse_null(events[spec.kind], spec.kind)
             kinds = decoded(events[spec.kind].combine_chunks()).cast(pa.string())
             found = pc.index_in(kinds, value_set=pa.array(spec.labels))
             events, labels = events.filter(found.is_valid()), found.drop_null().to_numpy()
-            self.counts["other_events"] += len(kinds) - len(events)
         if len(events):
             taken = {_KEY: self._keys(events), _LABELED: pa.array(labels, pa.int32())}
             self._events = pa.concat_tables([self._events, pa.table(taken | {_TIME: pa.array(self._times(events))})])
+        self.counts["events"] += num_events
+        self.counts["other_events"] += num_events - len(events)
         return newest
 
     def advance(self, watermark: int) -> pa.Table | None:
@@ -221,7 +227,32 @@ class LabelJoin:
         join = cls(spec)
         join.watermark, join.counts = int(facts["watermark"]), {**join.counts, **facts["counts"]}
         join._open, join._kept, join._events = state.get("open"), state.get("kept"), state["events"]
+        added = {_KEY, _TIME, _ARRIVAL, *spec.labels, LABEL_TIME}
+        for held in (join._kept, join._open):
+            if held is not None:
+                join._columns = join._with_columns(
+                    pa.schema([field for field in held.schema if field.name not in added])
+                )
         return join
+
+    def _with_columns(self, columns: pa.Schema) -> pa.Schema:
+        """The columns of the rows so far and these.
+
+        Raises:
+            DataError: a column has another type than before.
+        """
+        try:
+            return pa.unify_schemas([self._columns, columns.remove_metadata()], promote_options="permissive")
+        except pa.ArrowException as error:
+            for field in columns:
+                at = self._columns.get_field_index(field.name)
+                known = field if at < 0 else self._columns.field(at)
+                try:
+                    pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
+                except pa.ArrowException:
+                    problem = f"the column was {known.type} in earlier rows, and is {field.type}"
+                    raise DataError(problem, column=field.name, fix="convert the file") from error
+            raise
 
     def _keys(self, table: pa.Table) -> pa.Array:
         """Keys as texts: the number of the row, then the request."""
