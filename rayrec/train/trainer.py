@@ -53,7 +53,7 @@ from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start, with_row_laws
 from rayrec.train.setup.init_vectors import initial_vectors
-from rayrec.train.worker.follow import follower_of
+from rayrec.train.worker.follow import chunk_of, follower_of
 from rayrec.train.worker.limits import is_raised
 from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
@@ -264,11 +264,10 @@ class Trainer:
 
     def _first_chunk(self) -> Manifest:
         """The first rows to train on of a followed folder; waits for them."""
-        latest = newest_checkpoint(self.folder)
-        position = START if latest is None else Position.from_dict(latest.extra["position"])
+        number = chunk_of(newest_checkpoint(self.folder))
         follower = follower_of(self.config, self.folder.checkpoints, self.folder.path, self.display.say)
         with closing(follower):
-            return follower.wait(position.epoch + position.cursor.over).manifest
+            return follower.wait(number).manifest
 
     def _keep_id_types(self, trained: Manifest) -> None:
         of_rows, schema = fill_id_types(self.config.row_schema, dict(trained.columns)), self.config.data_schema

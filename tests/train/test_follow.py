@@ -57,12 +57,12 @@ def fit(raw: dict[str, Any], log: Path) -> Result:
     return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
 
 
-def follower(raw: dict[str, Any], folder: Path, told: list[str]) -> Follower:
+def follower(raw: dict[str, Any], folder: Path, told: list[str], **more: Any) -> Follower:
     settings = parse_config(raw)
     assert isinstance(settings.data.train, DataSet) and settings.data.follow is not None
     return Follower(
         settings.data.train, settings.data.follow, settings.training_schema, settings.data_schema.timestamp,
-        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append,
+        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append, **more,
     )  # fmt: skip
 
 
@@ -122,6 +122,27 @@ def test_a_file_of_the_chunk_in_training_that_is_gone_or_has_changed_is_named(tm
         (tmp_path / "log/001.parquet").unlink()
         with pytest.raises(DataError, match=r"missing or has changed.*log/001\.parquet"):
             following.chunk(0)
+
+
+def test_the_ledger_keeps_the_chunks_that_a_checkpoint_needs(tmp_path: Path) -> None:
+    write(tmp_path / "log", range(12), rows=1)
+    raw, needed = config(tmp_path, files=1), 3
+    small_ledger: dict[str, Any] = {"entries": 4, "needed_from": lambda: needed}
+
+    def entries() -> list[int]:
+        return sorted(int(path.stem) for path in (tmp_path / "followed").iterdir() if path.stem.isdigit())
+
+    with closing(follower(raw, tmp_path, [], **small_ledger)) as following:
+        for number in range(9):
+            assert following.chunk(number) is not None
+        assert entries() == list(range(3, 9))
+    needed = 8
+    with closing(follower(raw, tmp_path, [], **small_ledger)) as following:  # continues from the oldest checkpoint
+        for number in range(3, 12):
+            assert (chunk := following.chunk(number)) is not None
+            assert [Path(file.uri).name for file in chunk.manifest.files] == [f"{number:03d}.parquet"]
+        assert entries()[0] in (7, 8) and entries()[-1] == 11
+        assert following.chunk(12) is None
 
 
 def stop_after(log: Path, steps: int) -> threading.Thread:

@@ -37,7 +37,6 @@ from rayrec.storage.folder import Folder
 from rayrec.storage.parquet import open_parquet
 
 _KNOWN = "known.json"
-_ENTRIES = 4096  # of the ledger; half of them are folded into `known.json` when there are more
 _LANDED = 1000  # files with rows of a topic to keep; older ones can be read again
 _LIST_S = 60.0  # between two looks for new partitions
 _EARLIEST = -(1 << 62)
@@ -72,6 +71,8 @@ class Follower:
         joined: folder for the output of `follow.join`.
         landed: folder for the rows of a topic.
         tell: called once with each problem that new rows wait for.
+        needed_from: the first chunk that a checkpoint may continue from.
+        entries: of the ledger. When there are more, the older half, up to `needed_from`, is folded into `known.json`.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Follower:
         landed: Path,
         tell: Callable[[str], object],
         reading: FooterReading | None = None,
+        needed_from: Callable[[], int] = lambda: 0,
+        entries: int = 4096,
     ) -> None:
         assert isinstance(data.path, str), "checked with the config"
         self._uri = data.path if data.path.startswith(SCHEME) else None
@@ -99,6 +102,7 @@ class Follower:
         self._live_from: int | None = None
         self._newest: int | None = None
         self._source, self._reading, self._tell = Path(data.path), reading or FooterReading(), tell
+        self._needed_from, self._entries = needed_from, entries
         self._told: set[str] = set()
         self._join: FileJoin | None = None
         self._known: dict[str, Any] = {}
@@ -381,6 +385,7 @@ class Follower:
                 self._next = number + 1
                 self._restore(entry)
         self._oldest = numbers[0] if numbers else self._next
+        self._fold_at = self._oldest + self._entries + 1
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         """Takes up the state after an entry of the ledger."""
@@ -402,7 +407,12 @@ class Follower:
 
     def _fold(self) -> None:
         """Bounds the number of entries of the ledger. Forgets files that were removed from the folder."""
-        if self._next - self._oldest <= _ENTRIES:
+        if self._next < self._fold_at:
+            return
+        until = max(self._oldest, min(self._next - self._entries // 2, self._needed_from()))
+        # Where checkpoints need more, it is not tried again at each chunk.
+        self._fold_at = max(until + self._entries, self._next + self._entries // 2) + 1
+        if until == self._oldest:
             return
         files = {name: state for name, state in self._known.items() if (self._folder / name).exists()}
         facts = {
@@ -410,7 +420,6 @@ class Follower:
             "offsets": self._offsets, "partitions": self._partitions, "live_from": self._live_from,
         }  # fmt: skip
         self._ledger.write(_KNOWN, json.dumps(facts).encode())
-        until = self._next - _ENTRIES // 2
         for number in range(self._oldest, until):
             self._ledger.remove(_name(number))
         self._known, self._oldest = files, until
