@@ -22,6 +22,7 @@ import pytest
 import torch.distributed as dist
 from rich.console import Console
 
+from rayrec import cli
 from rayrec.data import DataError, DataSet, Follower
 from rayrec.storage import open_folder
 from rayrec.train import Display, Interrupted, Result, RunFolder, Trainer, parse_config
@@ -95,6 +96,9 @@ def test_files_are_trained_on_as_they_arrive_and_a_relaunch_goes_on(tmp_path: Pa
     told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
     assert len(told) == 1 and "not complete" in told[0] and "003.parquet" in told[0]
 
+    again = fit(raw, tmp_path / "nothing-new")
+    assert (again.steps, again.ended) == (result.steps, result.ended) and not rows_of(tmp_path / "nothing-new")
+
     # The log removes old files. One has changed, and one is late.
     (log / "000.parquet").unlink()
     os.utime(log / "001.parquet", (1, 1))
@@ -143,6 +147,24 @@ def test_the_ledger_keeps_the_chunks_that_a_checkpoint_needs(tmp_path: Path) -> 
             assert [Path(file.uri).name for file in chunk.manifest.files] == [f"{number:03d}.parquet"]
         assert entries()[0] in (7, 8) and entries()[-1] == 11
         assert following.chunk(12) is None
+
+
+def test_the_wait_for_the_first_rows_can_be_stopped_and_names_what_is_missing(tmp_path: Path) -> None:
+    raw, told = config(tmp_path, idle=None), io.StringIO()
+    raw["data"]["follow"]["join"] = {"events": str(tmp_path / "events"), "window": "20s"}
+    (tmp_path / "log").mkdir()
+
+    def stop() -> None:
+        while "waiting" not in told.getvalue():
+            time.sleep(0.01)
+        cli.run(["stop", str(tmp_path / "runs/small"), "--wait", "0"])
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Interrupted, match="stopped while it waited for rows"):
+        Trainer(parse_config(raw), display=Display(Console(file=told, width=500))).fit()
+    thread.join()
+    assert f"waiting for rows in {tmp_path / 'events'}, which does not exist" in told.getvalue()
 
 
 def stop_after(log: Path, steps: int) -> threading.Thread:

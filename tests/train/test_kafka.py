@@ -88,7 +88,7 @@ def test_the_past_then_the_topic_each_row_once_over_launches(tmp_path: Path, bro
     write(tmp_path / "past", [0, 1])  # rows 0 to 79
     broker.send("clicks", 60, 130)  # what it shares with the past is older than its newest row
     raw = topic_config(tmp_path, broker.uri("clicks"), backfill=str(tmp_path / "past"), rows=30)
-    fit(raw, tmp_path / "first")
+    assert fit(raw, tmp_path / "first").ended == "no new messages for 1s (data.follow.idle)"
     first = rows_of(tmp_path / "first")
     assert first[:80] == list(range(80)) and sorted(first) == list(range(130))
     *_, last = [record for record in records(tmp_path) if record["kind"] == "train"]

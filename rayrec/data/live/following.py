@@ -161,22 +161,27 @@ class Follower:
         idle = None if follow.idle is None else duration_s(follow.idle)
         assert self._waits_since is not None, "set by chunk"
         if idle is not None and time.monotonic() - self._waits_since >= idle:
-            return f"no new files for {follow.idle} (data.follow.idle)"
+            return f"no new {'files' if self._uri is None else 'messages'} for {follow.idle} (data.follow.idle)"
         return None
 
-    def wait(self, number: int) -> Chunk:
-        """A chunk, after waiting for its files.
+    def wait(self, number: int, stopped: Callable[[], bool] = lambda: False) -> Chunk | str | None:
+        """A chunk, after waiting for its files; why the run ends instead; None if it was stopped.
 
-        Raises:
-            DataError: the run ends before they arrive.
+        Args:
+            stopped: asked between two looks.
         """
-        while (found := self.next(number)) is None:
-            self._say(f"waiting for rows in {self._uri or self._folder}")
+        while (found := self.next(number)) is None and not stopped():
+            self._say(f"waiting for rows in {self.awaited}")
             self.sleep()
-        if isinstance(found, str):
-            fix = "add files, or change the limit"
-            raise DataError(f"data.follow: nothing to train on: {found}", file=self._uri or str(self._folder), fix=fix)
         return found
+
+    @property
+    def awaited(self) -> str:
+        """Where new rows are looked for: a topic or a folder, first one that does not exist."""
+        join = self._follow.join
+        if join is not None and self._source.is_dir() and not Path(join.events).is_dir():
+            return f"{join.events}, which does not exist"
+        return self._uri or str(self._source)
 
     def sleep(self) -> None:
         """Sleeps until the next look for new files."""
