@@ -144,7 +144,7 @@ def test_the_ledger_keeps_the_chunks_that_a_checkpoint_needs(tmp_path: Path) -> 
     with closing(follower(raw, tmp_path, [], **small_ledger)) as following:  # continues from the oldest checkpoint
         for number in range(3, 12):
             assert (chunk := following.chunk(number)) is not None
-            assert [Path(file.uri).name for file in chunk.manifest.files] == [f"{number:03d}.parquet"]
+            assert len(chunk.manifest.files) == 1 and chunk.manifest.files[0].uri.endswith(f"/{number:03d}.parquet")
         assert entries()[0] in (7, 8) and entries()[-1] == 11
         assert following.chunk(12) is None
 

@@ -160,7 +160,8 @@ def chunk_rows(following: Follower, number: int) -> list[int]:
     """The rows of a chunk, which takes a moment to arrive."""
     for _ in range(200):
         if (chunk := following.chunk(number)) is not None:
-            return [row for file in chunk.manifest.files for row in pq.read_table(file.uri)["row"].to_pylist()]
+            files = [chunk.manifest.files[at].uri for at in range(len(chunk.manifest.files))]
+            return [row for file in files for row in pq.read_table(file)["row"].to_pylist()]
     raise AssertionError("no rows have arrived")
 
 
