@@ -128,6 +128,20 @@ def test_a_file_of_the_chunk_in_training_that_is_gone_or_has_changed_is_named(tm
             following.chunk(0)
 
 
+def test_times_of_files_may_be_floats_or_texts(tmp_path: Path) -> None:
+    write(tmp_path / "log", [0, 1, 2], rows=2)
+    times: list[list[Any]] = [[1.25, 2.5], ["1970-01-01T00:00:03.500Z", "1970-01-01 00:00:04"], ["1970", "soon"]]
+    for number, values in enumerate(times):
+        path = tmp_path / f"log/{number:03d}.parquet"
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index("when"), "when", pa.array(values)), path)
+    with closing(follower(config(tmp_path, files=1), tmp_path, [])) as following:
+        for number, watermark in enumerate([2_500_000, 4_000_000]):
+            assert (chunk := following.chunk(number)) is not None and chunk.watermark_us == watermark
+        with pytest.raises(DataError, match=r"not times.*002\.parquet.*'when'.*ISO 8601"):
+            following.chunk(2)
+
+
 def test_the_ledger_keeps_the_chunks_that_a_checkpoint_needs(tmp_path: Path) -> None:
     write(tmp_path / "log", range(12), rows=1)
     raw, needed = config(tmp_path, files=1), 3
