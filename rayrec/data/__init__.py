@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rayrec.data.formats.convert import convert
     from rayrec.data.formats.parquet_writer import Layout
     from rayrec.data.formats.text_options import TextOptions
+    from rayrec.data.live.following import Follower
     from rayrec.data.live.join_files import FileJoin
+    from rayrec.data.live.kafka_topic import KafkaTopic
     from rayrec.data.live.label_join import JoinSpec, LabelJoin
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
@@ -52,11 +54,13 @@ __all__ = [
     "Dynamic",
     "FileChanged",
     "FileJoin",
+    "Follower",
     "FooterIndex",
     "FooterReading",
     "Hash",
     "Identity",
     "JoinSpec",
+    "KafkaTopic",
     "Label",
     "LabelJoin",
     "Layout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec.checkpoint.ownership import Launch, Lease, request_stop
-from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
+from rayrec.checkpoint.ownership import Launch, Lease, request_stop, stop_requested
+from rayrec.data import DataError, DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
 from rayrec.data.formats.text_options import reading_text
 from rayrec.data.mapping.column_types import fill_id_types
@@ -53,11 +54,19 @@ from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start, with_row_laws
 from rayrec.train.setup.init_vectors import initial_vectors
-from rayrec.train.worker.follow import follower_of
+from rayrec.train.worker.follow import Chunk, chunk_of, follower_of
 from rayrec.train.worker.limits import is_raised
 from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
+
+
+class _NothingNewError(Exception):
+    """A followed run ended well before, and has no new rows."""
+
+    def __init__(self, why: str, result: Result) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 class Trainer:
@@ -126,7 +135,12 @@ class Trainer:
                 return finished
             with leased(self.folder, self._warn) as self._lease:
                 self._check_earlier()
-                job = self._job(self._lease.launch)
+                try:
+                    job = self._job(self._lease.launch)
+                except _NothingNewError as ended:
+                    self._warn(f"run {self.config.name} is finished for now: {ended}")
+                    self._show(ended.result)
+                    return ended.result
                 write_yaml(self.folder.given, self._given.to_dict())
                 write_yaml(self.folder.config, self.config.to_dict())
                 return self._run(job)
@@ -265,10 +279,27 @@ class Trainer:
     def _first_chunk(self) -> Manifest:
         """The first rows to train on of a followed folder; waits for them."""
         latest = newest_checkpoint(self.folder)
-        position = START if latest is None else Position.from_dict(latest.extra["position"])
-        follower = follower_of(self.config, self.folder.checkpoints, self.folder.path, self.display.say)
+        number = chunk_of(latest)
+        checkpoints, launch = self.folder.checkpoints, self._lease.launch
+        root = open_folder(checkpoints)
+
+        def stopped() -> bool:
+            with suppress(OSError):  # asked again at the next look
+                return stop_requested(root, launch)
+            return False
+
+        follower = follower_of(self.config, checkpoints, self.folder.path, self.display.say)
         with closing(follower):
-            return follower.wait(position.epoch + position.cursor.over).manifest
+            found = follower.wait(number, stopped)
+            if found is None:
+                raise Interrupted(f"stopped while it waited for rows in {follower.awaited}", signal.SIGTERM)
+            if isinstance(found, Chunk):
+                return found.manifest
+            raw = self.folder.read_result()
+            if latest is not None and raw is not None and raw["steps"] == latest.step:
+                raise _NothingNewError(found, Result.from_dict(self.folder.path, raw))
+            fix = "add rows, or change the limit"
+            raise DataError(f"data.follow: nothing to train on: {found}", file=follower.awaited, fix=fix)
 
     def _keep_id_types(self, trained: Manifest) -> None:
         of_rows, schema = fill_id_types(self.config.row_schema, dict(trained.columns)), self.config.data_schema

@@ -236,6 +236,20 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_columns_with_dictionaries_are_held_and_times_may_be_texts(in_memory: Path) -> None:
+    for name in ("log", "events"):
+        (in_memory / name).mkdir()
+    for number, names in enumerate(("abcd", "efgh")):
+        rows = {"_request": list(names), "_row": [0] * 4, "city": pa.array(list(names)).dictionary_encode()}
+        times = [f"1970-01-01T00:00:0{at}.5Z" for at in range(4)]
+        # Each row group has a dictionary of its own.
+        pq.write_table(pa.table({**rows, "_time": times}), in_memory / f"log/{number}.parquet", row_group_size=2)
+        assert join_files(in_memory, "drop", final=False).waiting == 4 * (number + 1)
+    assert join_files(in_memory, "drop").rows == 8
+    (output,) = parts_of(in_memory / "out")
+    assert sorted(output["city"].to_pylist()) == list("abcdefgh")
+
+
 def test_a_join_that_is_killed_before_any_change_of_a_file_writes_each_row_once(in_memory: Path) -> None:
     log = log_of(5, requests=8)
     write(log, in_memory, 5, parts=2)
@@ -278,18 +292,24 @@ def test_the_command_reads_what_has_arrived_and_waits_for_the_rest(
 def test_a_file_that_is_half_written_or_has_changed_is_named(tmp_path: Path) -> None:
     log = log_of(4)
     write(log, tmp_path, 4)
-    whole = (tmp_path / "log/2.parquet").read_bytes()
+    whole, first = (tmp_path / "log/2.parquet").read_bytes(), tmp_path / "log/0.parquet"
     (tmp_path / "log/2.parquet").write_bytes(whole[: len(whole) // 2])
+    other = pq.read_table(first)
+    pq.write_table(other.set_column(4, "item", pa.array(["?"] * len(other))), tmp_path / "log/3.parquet")
+    with pytest.raises(DataError, match=r"was int64 in earlier rows, and is string.*log/3\.parquet.*'item'"):
+        join_files(tmp_path, "drop", final=False)
+    states = [path.name for path in (tmp_path / "out/_join").iterdir()]
+    (tmp_path / "log/3.parquet").unlink()
     with pytest.raises(DataUnavailable, match=r"not complete.*log/2\.parquet.*hidden name"):
         join_files(tmp_path, "drop", final=False)
+    assert [path.name for path in (tmp_path / "out/_join").iterdir()] == states  # nothing was read
     (tmp_path / "log/2.parquet").write_bytes(whole)
-    join_files(tmp_path, "drop", final=False)
-    os.utime(tmp_path / "log/0.parquet", (1, 1))
+    os.utime(first, (1, 1))
     with pytest.raises(FileChanged, match=r"log/0\.parquet"):
         join_files(tmp_path, "drop")
     (tmp_path / "log/0.parquet").unlink()  # as the service removes old files
-    join_files(tmp_path, "drop")
-    assert as_rows(parts_of(tmp_path / "out")) == batch_join(log, "drop")
+    done = join_files(tmp_path, "drop")
+    assert done.files == 0 and done.counts["rows"] == len(log.rows) and done.counts["events"] == len(log.events)
     with (
         FileJoin(tmp_path / "log", tmp_path / "events", tmp_path / "out", spec("drop")),
         pytest.raises(DataError, match="another process"),

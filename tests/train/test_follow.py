@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ import pytest
 import torch.distributed as dist
 from rich.console import Console
 
+from rayrec import cli
+from rayrec.data import DataError, DataSet, Follower
+from rayrec.storage import open_folder
 from rayrec.train import Display, Interrupted, Result, RunFolder, Trainer, parse_config
 from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
@@ -54,6 +58,15 @@ def fit(raw: dict[str, Any], log: Path) -> Result:
     return Trainer(parse_config(raw), factory=partial(Noted, str(log), {}), display=display).fit()
 
 
+def follower(raw: dict[str, Any], folder: Path, told: list[str], **more: Any) -> Follower:
+    settings = parse_config(raw)
+    assert isinstance(settings.data.train, DataSet) and settings.data.follow is not None
+    return Follower(
+        settings.data.train, settings.data.follow, settings.training_schema, settings.data_schema.timestamp,
+        open_folder(folder / "followed"), folder / "joined", folder / "landed", told.append, **more,
+    )  # fmt: skip
+
+
 def rows_of(log: Path, ranks: int = 1) -> list[int]:
     return [row for rank in range(ranks) for step in noted(log, rank) for row in step]
 
@@ -83,6 +96,9 @@ def test_files_are_trained_on_as_they_arrive_and_a_relaunch_goes_on(tmp_path: Pa
     told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
     assert len(told) == 1 and "not complete" in told[0] and "003.parquet" in told[0]
 
+    again = fit(raw, tmp_path / "nothing-new")
+    assert (again.steps, again.ended) == (result.steps, result.ended) and not rows_of(tmp_path / "nothing-new")
+
     # The log removes old files. One has changed, and one is late.
     (log / "000.parquet").unlink()
     os.utime(log / "001.parquet", (1, 1))
@@ -95,6 +111,74 @@ def test_files_are_trained_on_as_they_arrive_and_a_relaunch_goes_on(tmp_path: Pa
     assert train[-1]["late_rows"] == 8 and train[-1]["watermark"] == "1970-01-01 00:02:39"
     told = [record["message"] for record in records(tmp_path) if record.get("event") == "waiting"]
     assert len(told) == 2 and "has changed" in told[1] and "001.parquet" in told[1]
+
+
+def test_a_file_of_the_chunk_in_training_that_is_gone_or_has_changed_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "log", [0, 1])
+    raw = config(tmp_path)
+    with closing(follower(raw, tmp_path, [])) as following:
+        assert (chunk := following.chunk(0)) is not None and chunk.manifest.rows == 2 * FILE_ROWS
+    with closing(follower(raw, tmp_path, [])) as following:  # after a relaunch
+        assert (chunk := following.chunk(0)) is not None and chunk.manifest.rows == 2 * FILE_ROWS
+        write(tmp_path / "log", [1], rows=3)
+        with pytest.raises(DataError, match=r"missing or has changed.*log/001\.parquet"):
+            following.chunk(0)
+        (tmp_path / "log/001.parquet").unlink()
+        with pytest.raises(DataError, match=r"missing or has changed.*log/001\.parquet"):
+            following.chunk(0)
+
+
+def test_times_of_files_may_be_floats_or_texts(tmp_path: Path) -> None:
+    write(tmp_path / "log", [0, 1, 2], rows=2)
+    times: list[list[Any]] = [[1.25, 2.5], ["1970-01-01T00:00:03.500Z", "1970-01-01 00:00:04"], ["1970", "soon"]]
+    for number, values in enumerate(times):
+        path = tmp_path / f"log/{number:03d}.parquet"
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index("when"), "when", pa.array(values)), path)
+    with closing(follower(config(tmp_path, files=1), tmp_path, [])) as following:
+        for number, watermark in enumerate([2_500_000, 4_000_000]):
+            assert (chunk := following.chunk(number)) is not None and chunk.watermark_us == watermark
+        with pytest.raises(DataError, match=r"not times.*002\.parquet.*'when'.*ISO 8601"):
+            following.chunk(2)
+
+
+def test_the_ledger_keeps_the_chunks_that_a_checkpoint_needs(tmp_path: Path) -> None:
+    write(tmp_path / "log", range(12), rows=1)
+    raw, needed = config(tmp_path, files=1), 3
+    small_ledger: dict[str, Any] = {"entries": 4, "needed_from": lambda: needed}
+
+    def entries() -> list[int]:
+        return sorted(int(path.stem) for path in (tmp_path / "followed").iterdir() if path.stem.isdigit())
+
+    with closing(follower(raw, tmp_path, [], **small_ledger)) as following:
+        for number in range(9):
+            assert following.chunk(number) is not None
+        assert entries() == list(range(3, 9))
+    needed = 8
+    with closing(follower(raw, tmp_path, [], **small_ledger)) as following:  # continues from the oldest checkpoint
+        for number in range(3, 12):
+            assert (chunk := following.chunk(number)) is not None
+            assert len(chunk.manifest.files) == 1 and chunk.manifest.files[0].uri.endswith(f"/{number:03d}.parquet")
+        assert entries()[0] in (7, 8) and entries()[-1] == 11
+        assert following.chunk(12) is None
+
+
+def test_the_wait_for_the_first_rows_can_be_stopped_and_names_what_is_missing(tmp_path: Path) -> None:
+    raw, told = config(tmp_path, idle=None), io.StringIO()
+    raw["data"]["follow"]["join"] = {"events": str(tmp_path / "events"), "window": "20s"}
+    (tmp_path / "log").mkdir()
+
+    def stop() -> None:
+        while "waiting" not in told.getvalue():
+            time.sleep(0.01)
+        cli.run(["stop", str(tmp_path / "runs/small"), "--wait", "0"])
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Interrupted, match="stopped while it waited for rows"):
+        Trainer(parse_config(raw), display=Display(Console(file=told, width=500))).fit()
+    thread.join()
+    assert f"waiting for rows in {tmp_path / 'events'}, which does not exist" in told.getvalue()
 
 
 def stop_after(log: Path, steps: int) -> threading.Thread:

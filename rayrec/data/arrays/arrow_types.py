@@ -222,12 +222,36 @@ def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
 
 
 def micros_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
-    """Microseconds since 1970, rounded down, of timestamps, dates, or integers in `unit`; without nulls."""
+    """Microseconds since 1970, rounded down, of timestamps, dates, or integers in `unit`; floats are rounded to the
+    nearest; texts are in ISO 8601, in UTC where they name no zone. Without nulls.
+
+    Raises:
+        ArrowInvalid: a text is not a time, or a float is not a number of `unit` since 1970.
+    """
     times = decoded(times)
+    if pat.is_floating(times.type):
+        rounded = np.rint(times.to_numpy(zero_copy_only=False).astype(np.float64) * (1e6 / UNITS[unit]))
+        if not (np.abs(rounded) < 1e17).all():
+            raise pa.ArrowInvalid(f"a time is not a number of {unit} since 1970")
+        return rounded.astype(np.int64)
+    if is_text(times.type):
+        times = _times_of_texts(times)
     if pat.is_integer(times.type):
         times = times.cast(pa.int64()).cast(pa.timestamp(unit))
     micros: npt.NDArray[np.int64] = times.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy()
     return micros
+
+
+def _times_of_texts(texts: pa.Array) -> pa.Array:
+    texts = texts.cast(pa.string())
+    texts = pc.if_else(
+        pc.match_substring_regex(texts, r"^\d+-\d+-\d+$"), pc.binary_join_element_wise(texts, "00:00", " "), texts
+    )
+    zoned = pc.match_substring_regex(texts, r"(Z|[+-]\d\d(:?\d\d)?)$")
+    texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
+    # Arrow refuses digits that its type does not hold.
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    return texts.cast(pa.timestamp("us", "UTC"))
 
 
 def impossible_times(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:

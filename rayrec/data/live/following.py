@@ -23,8 +23,8 @@ from rayrec.data.arrays.arrow_types import decoded, micros_of
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import FollowConfig, JoinConfig
 from rayrec.data.live.growing_folder import Arrived, State, check_whole, new_files
-from rayrec.data.live.join_files import FileJoin, Patience
-from rayrec.data.live.kafka_topic import SCHEME, KafkaTopic, Offsets
+from rayrec.data.live.join_files import FileJoin, Patience, sync
+from rayrec.data.live.kafka_topic import READ_S, SCHEME, KafkaTopic, Offsets, together
 from rayrec.data.live.label_join import JoinSpec
 from rayrec.data.mapping.rules import duration_s
 from rayrec.data.mapping.schema import Schema, Timestamp
@@ -32,12 +32,11 @@ from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
 from rayrec.storage.column_names import column_missing
-from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged, first_line
 from rayrec.storage.folder import Folder
 from rayrec.storage.parquet import open_parquet
 
 _KNOWN = "known.json"
-_ENTRIES = 4096  # of the ledger; half of them are folded into `known.json` when there are more
 _LANDED = 1000  # files with rows of a topic to keep; older ones can be read again
 _LIST_S = 60.0  # between two looks for new partitions
 _EARLIEST = -(1 << 62)
@@ -72,6 +71,8 @@ class Follower:
         joined: folder for the output of `follow.join`.
         landed: folder for the rows of a topic.
         tell: called once with each problem that new rows wait for.
+        needed_from: the first chunk that a checkpoint may continue from.
+        entries: of the ledger. When there are more, the older half, up to `needed_from`, is folded into `known.json`.
     """
 
     def __init__(
@@ -85,6 +86,8 @@ class Follower:
         landed: Path,
         tell: Callable[[str], object],
         reading: FooterReading | None = None,
+        needed_from: Callable[[], int] = lambda: 0,
+        entries: int = 4096,
     ) -> None:
         assert isinstance(data.path, str), "checked with the config"
         self._uri = data.path if data.path.startswith(SCHEME) else None
@@ -99,9 +102,11 @@ class Follower:
         self._live_from: int | None = None
         self._newest: int | None = None
         self._source, self._reading, self._tell = Path(data.path), reading or FooterReading(), tell
+        self._needed_from, self._entries = needed_from, entries
         self._told: set[str] = set()
         self._join: FileJoin | None = None
         self._known: dict[str, Any] = {}
+        self._incomplete = False  # a file waits to be complete
         self._next = 0  # the first chunk that the ledger does not have
         self._watermark: int | None = None
         self._read_ledger()
@@ -127,16 +132,18 @@ class Follower:
             return None
         self._waits_since = None
         entry = self._entry(number)
-        folder = self._landed if "offsets" in entry else self._folder
-        missing = [name for name in entry["files"] if not (folder / name).exists()]
-        if missing and "offsets" in entry:
+        of_topic = "offsets" in entry
+        folder = self._landed if of_topic else self._folder
+        # The time of the last change tells nothing where the run folder was copied.
+        size_only = of_topic or self._follow.join is not None
+        unusable = [name for name, state in entry["files"].items() if not _is_as(folder / name, state, size_only)]
+        if unusable and of_topic:
             tables = self._opened().read_again(entry["starts"], entry["offsets"])
-            self._land(missing[0], self._since(tables, entry["live_from"]))
-            missing = []
-        if missing:
+            self._land(unusable[0], self._since(tables, entry["live_from"]))
+        elif unusable:
             raise DataError(
-                "data.follow: a file of the chunk in training is missing",
-                file=str(self._folder / missing[0]),
+                "data.follow: a file of the chunk in training is missing or has changed",
+                file=str(folder / unusable[0]),
                 fix="restore it until its rows are trained on, or start a new run with init_from this run",
             )
         manifest = Manifest.read([str(folder / name) for name in entry["files"]], self._schema, reading=self._reading)
@@ -154,22 +161,27 @@ class Follower:
         idle = None if follow.idle is None else duration_s(follow.idle)
         assert self._waits_since is not None, "set by chunk"
         if idle is not None and time.monotonic() - self._waits_since >= idle:
-            return f"no new files for {follow.idle} (data.follow.idle)"
+            return f"no new {'files' if self._uri is None else 'messages'} for {follow.idle} (data.follow.idle)"
         return None
 
-    def wait(self, number: int) -> Chunk:
-        """A chunk, after waiting for its files.
+    def wait(self, number: int, stopped: Callable[[], bool] = lambda: False) -> Chunk | str | None:
+        """A chunk, after waiting for its files; why the run ends instead; None if it was stopped.
 
-        Raises:
-            DataError: the run ends before they arrive.
+        Args:
+            stopped: asked between two looks.
         """
-        while (found := self.next(number)) is None:
-            self._say(f"waiting for rows in {self._uri or self._folder}")
+        while (found := self.next(number)) is None and not stopped():
+            self._say(f"waiting for rows in {self.awaited}")
             self.sleep()
-        if isinstance(found, str):
-            fix = "add files, or change the limit"
-            raise DataError(f"data.follow: nothing to train on: {found}", file=self._uri or str(self._folder), fix=fix)
         return found
+
+    @property
+    def awaited(self) -> str:
+        """Where new rows are looked for: a topic or a folder, first one that does not exist."""
+        join = self._follow.join
+        if join is not None and self._source.is_dir() and not Path(join.events).is_dir():
+            return f"{join.events}, which does not exist"
+        return self._uri or str(self._source)
 
     def sleep(self) -> None:
         """Sleeps until the next look for new files."""
@@ -179,8 +191,14 @@ class Follower:
         """Records the next chunk of what has arrived; False if there is nothing."""
         if self._uri is None:
             return self._take_files()
-        if self._follow.backfill is not None and self._offsets is None and self._take_files():
-            return True
+        if self._follow.backfill is not None and self._offsets is None:
+            if not self._folder.is_dir():
+                problem = "data.follow.backfill: the folder does not exist"
+                raise DataError(problem, file=str(self._folder), fix="correct the path, or create the folder")
+            if self._take_files():
+                return True
+            if self._incomplete:  # the topic comes after all of the past
+                return False
         try:
             return self._take_messages()
         except DataUnavailable as error:
@@ -200,15 +218,17 @@ class Follower:
             if added := [name for name in topic.partitions() if name not in self._offsets]:
                 first = topic.first_offsets(None)
                 self._offsets = {**self._offsets, **{name: first[name] for name in added}}
-        starts = self._offsets
+        until = time.monotonic() + READ_S
         while True:
-            tables, stop = topic.read(self._offsets, self._follow.rows)
+            starts = self._offsets
+            tables, stop = topic.read(starts, self._follow.rows)
             tables = self._since(tables, self._live_from)
-            if tables or stop == self._offsets:
+            if tables:
                 break
-            self._offsets = stop  # all rows were older
-        if not tables:
-            return False
+            if stop != starts:  # all rows were older
+                self._offsets, self._waits_since = stop, time.monotonic()
+            if stop == starts or time.monotonic() > until:
+                return False
         late_rows, partitions, watermark = 0, dict(self._partitions), self._watermark
         for name, table in tables.items():
             if (times := self._times_of(table)) is not None and len(times):
@@ -232,14 +252,15 @@ class Follower:
     def _opened(self) -> KafkaTopic:
         if self._topic is None:
             assert self._uri is not None, "only with a topic"
-            self._topic = KafkaTopic(self._uri, self._schema)
+            self._topic = KafkaTopic(self._uri, self._schema, self._timestamp)
         return self._topic
 
     def _land(self, name: str, tables: Mapping[str, pa.Table]) -> State:
         """Writes the rows of all partitions, one after the other, as a file that arrives whole."""
         self._landed.mkdir(parents=True, exist_ok=True)
         hidden, path = self._landed / f".{name}", self._landed / name
-        pq.write_table(pa.concat_tables(list(tables.values()), promote_options="permissive"), hidden)
+        pq.write_table(together(list(tables.values()), self._uri or ""), hidden)
+        sync(hidden)
         hidden.replace(path)
         return path.stat().st_size, path.stat().st_mtime_ns
 
@@ -266,7 +287,17 @@ class Follower:
         column = table[timestamp.column]
         if column.null_count:
             raise DataError("a time is null", file=self._uri, column=timestamp.column, fix="correct the producer")
-        return micros_of(decoded(column.combine_chunks()), timestamp.unit)
+        return self._micros(column, self._uri)
+
+    def _micros(self, times: pa.ChunkedArray, file: str | None) -> I64:
+        assert self._timestamp is not None, "there are times"
+        column, unit = self._timestamp.column, self._timestamp.unit
+        try:
+            return micros_of(decoded(times.combine_chunks()), unit)
+        except pa.ArrowException as error:
+            problem = f"schema.timestamp: the values are not times: {first_line(error)}"
+            fix = "use timestamps, texts in ISO 8601, or numbers since 1970"
+            raise DataError(problem, file=file, column=column, fix=fix) from error
 
     @property
     def _lateness(self) -> int:
@@ -278,7 +309,7 @@ class Follower:
         arrived, changed = new_files(self._folder, self._known)
         for error in changed:
             self._say(str(error))
-        whole: list[Arrived] = []
+        self._incomplete, whole = False, list[Arrived]()
         for file in arrived:
             if len(whole) < self._follow.files and self._has_rows(file):
                 whole.append(file)
@@ -301,6 +332,7 @@ class Follower:
             self._known[file.name] = file.state
         except DataUnavailable as error:
             self._say(str(error))
+            self._incomplete = True
         return False
 
     def _joins(self, config: JoinConfig) -> bool:
@@ -328,7 +360,7 @@ class Follower:
                 if timestamp.column not in parquet.schema_arrow.names:
                     continue  # the manifest names it
                 column = parquet.read(columns=[timestamp.column]).column(0).drop_null()
-            times = micros_of(decoded(column.combine_chunks()), timestamp.unit)
+            times = self._micros(column, path)
             if watermark is not None:
                 late_rows += int(np.count_nonzero(times < watermark))
             if len(times):
@@ -358,6 +390,7 @@ class Follower:
                 self._next = number + 1
                 self._restore(entry)
         self._oldest = numbers[0] if numbers else self._next
+        self._fold_at = self._oldest + self._entries + 1
 
     def _restore(self, entry: Mapping[str, Any]) -> None:
         """Takes up the state after an entry of the ledger."""
@@ -379,7 +412,12 @@ class Follower:
 
     def _fold(self) -> None:
         """Bounds the number of entries of the ledger. Forgets files that were removed from the folder."""
-        if self._next - self._oldest <= _ENTRIES:
+        if self._next < self._fold_at:
+            return
+        until = max(self._oldest, min(self._next - self._entries // 2, self._needed_from()))
+        # Where checkpoints need more, it is not tried again at each chunk.
+        self._fold_at = max(until + self._entries, self._next + self._entries // 2) + 1
+        if until == self._oldest:
             return
         files = {name: state for name, state in self._known.items() if (self._folder / name).exists()}
         facts = {
@@ -387,7 +425,6 @@ class Follower:
             "offsets": self._offsets, "partitions": self._partitions, "live_from": self._live_from,
         }  # fmt: skip
         self._ledger.write(_KNOWN, json.dumps(facts).encode())
-        until = self._next - _ENTRIES // 2
         for number in range(self._oldest, until):
             self._ledger.remove(_name(number))
         self._known, self._oldest = files, until
@@ -410,6 +447,15 @@ def join_options(config: JoinConfig) -> tuple[JoinSpec, Patience]:
 def shown(time_us: int) -> str:
     """A time in UTC as text."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
+
+
+def _is_as(path: Path, state: State, size_only: bool) -> bool:
+    """Whether a file is as recorded."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return False
+    return facts.st_size == state[0] and (size_only or facts.st_mtime_ns == state[1])
 
 
 def _name(number: int) -> str:

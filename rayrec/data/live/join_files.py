@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.live.growing_folder import Arrived, check_whole, new_files
 from rayrec.data.live.label_join import BEGIN, END, JoinSpec, LabelJoin
-from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged, first_line
 from rayrec.storage.parquet import open_parquet
 
 _STATE = "_join"
@@ -120,20 +120,21 @@ class FileJoin:
             final: nothing more comes: decides all rows.
 
         Raises:
-            DataError: a file that cannot be joined, or has changed since it was read. Earlier files are committed.
+            DataError: a file that cannot be joined, or has changed since it was read. All other files are committed.
             DataUnavailable: a file is not complete. The join waits for it: call it again.
         """
         self._num_files, self._num_rows = 0, 0
         if self._ended:
-            if any(self._arrived(name) for name in self._folders):
+            if any(arrived or changed for arrived, changed in map(self._arrived, self._folders)):
                 problem = "new files came, but the join has ended (--final)"
                 raise DataError(problem, file=str(self._out), fix="join them into another --out")
             return self._done()
-        try:
-            self._read_new(on_progress)
-        except DataError:
-            self._commit()
-            raise
+        errors = self._read_new(on_progress)
+        if errors:
+            if self._num_files:
+                self._commit()
+            # One that waits does not hide one that needs a correction.
+            raise min(errors, key=lambda error: isinstance(error, (DataUnavailable, FileChanged)))
         if final:
             self._advance(END)
             self._ended = True
@@ -151,23 +152,27 @@ class FileJoin:
             counts=dict(self._join.counts),
         )
 
-    def _read_new(self, on_progress: Callable[[str], None]) -> None:
-        arrived = {name: self._arrived(name)[::-1] for name in self._folders}
+    def _read_new(self, on_progress: Callable[[str], None]) -> list[DataError]:
+        """Reads the files that have arrived; returns the errors of those that cannot be read, which are left out."""
+        found = {name: self._arrived(name) for name in self._folders}
+        arrived = {name: files[::-1] for name, (files, _) in found.items()}
+        errors: list[DataError] = [error for _, changed in found.values() for error in changed]
         read = 0
         while any(arrived.values()):
             # The source that is behind first, so that few rows wait for the other one.
             name = min((name for name, files in arrived.items() if files), key=lambda name: self._newest[name])
-            read += self._read(name, arrived[name].pop())
+            try:
+                read += self._read(name, arrived[name].pop())
+            except DataError as error:
+                errors.append(error)
             on_progress(f"read {self._num_files:,} files; {sum(map(len, arrived.values())):,} more")
             if read >= self._commit_rows:
                 self._commit()
                 read = 0
+        return errors
 
-    def _arrived(self, name: str) -> list[Arrived]:
-        arrived, changed = new_files(self._folders[name], self._files[name])
-        if changed:
-            raise changed[0]
-        return arrived
+    def _arrived(self, name: str) -> tuple[list[Arrived], list[FileChanged]]:
+        return new_files(self._folders[name], self._files[name])
 
     def _read(self, name: str, file: Arrived) -> int:
         folder = self._folders[name]
@@ -238,14 +243,14 @@ class FileJoin:
         hidden = self._out / f".{_part(number)}"
         if self._output:
             pq.write_table(pa.concat_tables(self._output, promote_options="permissive"), hidden)
-            _sync(hidden)
+            sync(hidden)
         new = states / f".{number}"
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         for name, table in self._join.state.items():
             with pa.OSFile(str(new / f"{name}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
-            _sync(new / f"{name}.arrow")
+            sync(new / f"{name}.arrow")
         for name, files in self._files.items():  # old files of the log are removed
             folder = self._folders[name]
             self._files[name] = {file: state for file, state in files.items() if (folder / file).exists()}
@@ -254,12 +259,12 @@ class FileJoin:
             "newest": self._newest, "ended": self._ended,
         }  # fmt: skip
         (new / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        _sync(new / "facts.json")
+        sync(new / "facts.json")
         new.rename(states / str(number))
-        _sync(states)
+        sync(states)
         if self._output:
             hidden.rename(self._out / _part(number))
-            _sync(self._out)
+            sync(self._out)
         shutil.rmtree(states / str(self._number), ignore_errors=True)
         self._number, self._output = number, []
 
@@ -268,7 +273,7 @@ def _part(number: int) -> str:
     return f"part-{number:09d}.parquet"
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file or the names in a folder are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, impossible_times, micros_of
 from rayrec.storage.column_names import column_missing
@@ -126,6 +125,7 @@ class LabelJoin:
         self._open: pa.Table | None = None  # rows in their window
         self._kept: pa.Table | None = None  # emitted rows, for late positives and to recognize repeated rows
         self._events = _no_events()
+        self._columns = pa.schema([])  # of the rows so far
 
     def feed_rows(self, rows: pa.Table) -> int:
         """Takes rows of the log; returns the newest time, in µs since 1970.
@@ -143,17 +143,22 @@ class LabelJoin:
             _refuse_null(rows[name], name)
         if taken := {*spec.labels, WEIGHT, LABEL_TIME} & {*rows.column_names}:
             raise DataError("the log has a column that the join adds", column=min(taken), fix="rename the label")
-        self.counts["rows"] += len(rows)
         if not len(rows):
             return BEGIN
         times = self._times(rows)
         table = rows.append_column(_KEY, self._keys(rows)).append_column(_TIME, pa.array(times))
-        table = table.append_column(_ARRIVAL, pa.array(np.arange(self.counts["rows"] - len(rows), self.counts["rows"])))
+        first = self.counts["rows"]
+        table = table.append_column(_ARRIVAL, pa.array(np.arange(first, first + len(rows))))
+        columns = self._with_columns(rows.schema)
         fresh = self._first_of(table)
+        held = _joined(self._open, fresh)
+        # From here on, nothing fails: a file that cannot be joined leaves no trace.
+        self._columns = columns
+        self.counts["rows"] += len(rows)
         self.counts["repeated_rows"] += len(table) - len(fresh)
         late = fresh[_TIME].to_numpy() + self._window <= self.watermark
         self.counts["late_rows"] += int(late.sum())
-        self._open = _joined(self._open, fresh)
+        self._open = held
         return int(times.max())
 
     def feed_events(self, events: pa.Table) -> int:
@@ -166,20 +171,20 @@ class LabelJoin:
         for name in (spec.request, spec.row, spec.time, *(() if spec.kind is None else (spec.kind,))):
             if name not in events.column_names:
                 raise column_missing(name, events.schema, "", "name the columns of the key, the time and the label")
-        self.counts["events"] += len(events)
         if not len(events):
             return BEGIN
-        newest = int(self._times(events).max())  # also of other kinds: time has passed for all
+        num_events, newest = len(events), int(self._times(events).max())  # also of other kinds: time has passed for all
         labels = np.zeros(len(events), np.int32)
         if spec.kind is not None:
             _refuse_null(events[spec.kind], spec.kind)
             kinds = decoded(events[spec.kind].combine_chunks()).cast(pa.string())
             found = pc.index_in(kinds, value_set=pa.array(spec.labels))
             events, labels = events.filter(found.is_valid()), found.drop_null().to_numpy()
-            self.counts["other_events"] += len(kinds) - len(events)
         if len(events):
             taken = {_KEY: self._keys(events), _LABELED: pa.array(labels, pa.int32())}
             self._events = pa.concat_tables([self._events, pa.table(taken | {_TIME: pa.array(self._times(events))})])
+        self.counts["events"] += num_events
+        self.counts["other_events"] += num_events - len(events)
         return newest
 
     def advance(self, watermark: int) -> pa.Table | None:
@@ -222,7 +227,32 @@ class LabelJoin:
         join = cls(spec)
         join.watermark, join.counts = int(facts["watermark"]), {**join.counts, **facts["counts"]}
         join._open, join._kept, join._events = state.get("open"), state.get("kept"), state["events"]
+        added = {_KEY, _TIME, _ARRIVAL, *spec.labels, LABEL_TIME}
+        for held in (join._kept, join._open):
+            if held is not None:
+                join._columns = join._with_columns(
+                    pa.schema([field for field in held.schema if field.name not in added])
+                )
         return join
+
+    def _with_columns(self, columns: pa.Schema) -> pa.Schema:
+        """The columns of the rows so far and these.
+
+        Raises:
+            DataError: a column has another type than before.
+        """
+        try:
+            return pa.unify_schemas([self._columns, columns.remove_metadata()], promote_options="permissive")
+        except pa.ArrowException as error:
+            for field in columns:
+                at = self._columns.get_field_index(field.name)
+                known = field if at < 0 else self._columns.field(at)
+                try:
+                    pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
+                except pa.ArrowException:
+                    problem = f"the column was {known.type} in earlier rows, and is {field.type}"
+                    raise DataError(problem, column=field.name, fix="convert the file") from error
+            raise
 
     def _keys(self, table: pa.Table) -> pa.Array:
         """Keys as texts: the number of the row, then the request."""
@@ -241,15 +271,14 @@ class LabelJoin:
         name, unit = self.spec.time, self.spec.unit
         _refuse_null(table[name], name)
         times = decoded(table[name].combine_chunks())
-        if pat.is_floating(times.type):
-            per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-            rounded = np.rint(times.to_numpy(zero_copy_only=False).astype(np.float64) * (1e6 / per_second))
-            if not (np.abs(rounded) < 1e17).all():
-                raise DataError(f"a time is not a number of {unit} since 1970", column=name, fix="correct it")
-            return rounded.astype(np.int64)
         if len(impossible_times(times, unit)):
             raise DataError(f"a time is not between 1970 and 2200 in {unit}", column=name, fix="state the unit")
-        return micros_of(times, unit)
+        try:
+            return micros_of(times, unit)
+        except pa.ArrowException as error:
+            raise DataError(
+                f"the values are not times: {first_line(error)}", column=name, fix="correct them"
+            ) from error
 
     def _first_of(self, rows: pa.Table) -> pa.Table:
         """The rows whose keys did not come before."""
@@ -399,8 +428,13 @@ def _no_events() -> pa.Table:
 
 def _joined(held: pa.Table | None, more: pa.Table) -> pa.Table:
     if held is None:
-        return more
-    return pa.concat_tables([held, more], promote_options="permissive").combine_chunks()
+        return _whole(more)
+    return _whole(pa.concat_tables([held, more], promote_options="permissive"))
+
+
+def _whole(table: pa.Table) -> pa.Table:
+    """The table in one chunk, with one dictionary a column: a file of Arrow IPC holds no more."""
+    return table.unify_dictionaries().combine_chunks()
 
 
 def _mask(values: pa.Array | pa.ChunkedArray) -> Bools:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.data import DataSet
 from rayrec.data.live.following import JOINED, LANDED, LEDGER, Chunk, Follower, shown
 from rayrec.storage.folder import open_folder
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.worker.lockstep import Load
+from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import Job, Session
 
 
@@ -26,7 +28,23 @@ def follower_of(config: TrainConfig, checkpoints: str, folder: Path, tell: Calla
     assert data.follow is not None and isinstance(data.train, DataSet), "checked with the config"
     ledger = open_folder(checkpoints).parent().sub(LEDGER)
     schema, timestamp = config.training_schema, config.data_schema.timestamp
-    return Follower(data.train, data.follow, schema, timestamp, ledger, folder / JOINED, folder / LANDED, tell)
+
+    def needed_from() -> int:
+        try:
+            return min(map(chunk_of, CheckpointStore(checkpoints).all()), default=0)
+        except OSError:  # unknown now
+            return 0
+
+    return Follower(
+        data.train, data.follow, schema, timestamp, ledger, folder / JOINED, folder / LANDED, tell,
+        needed_from=needed_from,
+    )  # fmt: skip
+
+
+def chunk_of(checkpoint: Checkpoint | None) -> int:
+    """The chunk at which a run continues from a checkpoint; without one, at the first."""
+    position = START if checkpoint is None else Position.from_dict(checkpoint.extra["position"])
+    return position.epoch + position.cursor.over
 
 
 class Following:
