@@ -19,9 +19,11 @@ WITHOUT = {
     "data": {
         "Dynamic",
         "FileJoin",
+        "Follower",
         "FooterIndex",
         "FooterReading",
         "JoinSpec",
+        "KafkaTopic",
         "LabelJoin",
         "Mapping",
         "Mix",
