@@ -57,6 +57,7 @@ RAY_DOORS = (
 )
 NUMBA_DOORS = (
     "rayrec/_runtime/numba_loops.py",
+    "rayrec/_runtime/numba_prefetch.py",
     "rayrec/distributed/ids/count_loop.py",
     "rayrec/distributed/ids/split_loops.py",
     "rayrec/distributed/kernel/sort_loops.py",

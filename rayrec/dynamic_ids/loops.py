@@ -10,11 +10,9 @@ from typing import Any
 
 import numba as nb
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from rayrec._runtime.numba_loops import compiled
+from rayrec._runtime.numba_prefetch import prefetch
 from rayrec.dynamic_ids.layout import BUCKET_ROWS, EMPTY, EMPTY_IN_FIRST
 
 CELLS = 4  # cells of a filter per id
@@ -40,25 +38,6 @@ _TYPES |= {
 }
 _TYPES |= dict.fromkeys(("buckets", "first", "bucket_rows", "own_rows", "clock", "ttl", "half_life"), "uint64")
 _TYPES |= {"evict": "int64", "min_count": "uint64", "seed": "uint64", "unseen": "int64"}
-
-
-def _prefetch_typed(_: Any, array_R: Any, index: Any) -> Any:
-    """Starts to load an element to be written, without waiting for it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        address = cgutils.get_item_pointer(context, builder, signature.args[0], array, [arguments[1]])
-        address = builder.bitcast(address, ir.IntType(8).as_pointer())
-        number, flag = ir.IntType(32), (lambda value: ir.Constant(ir.IntType(32), value))
-        kind = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), kind)
-        builder.call(function, [address, flag(1), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return nb.void(array_R, index), generate
-
-
-_prefetch: Any = intrinsic(_prefetch_typed)
 
 
 @nb.njit(inline="always")
@@ -103,9 +82,9 @@ def _search(
         base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
         row = base + nb.uint64(hint_H[(hashed & _LOW) * hints >> _HALF])
         row_N[n] = nb.int64(row)
-        _prefetch(identity_R, row)
+        prefetch(identity_R, row)
         if writes:
-            _prefetch(score_R, row)
+            prefetch(score_R, row)
     for n in range(start, stop):
         miss_W[misses] = n
         misses += _ONE if identity_R[nb.uint64(row_N[n])] != id_N[n] else _ZERO

@@ -13,10 +13,10 @@ from typing import Any
 import numba as nb
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from rayrec._runtime.numba_loops import compiled
+from rayrec._runtime.numba_prefetch import prefetch
 from rayrec.distributed.kernel.sort_loops import sort
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # both kinds of Adam are last
@@ -31,22 +31,6 @@ _TYPES |= dict.fromkeys(("num_bags", "width", "rule", "parts", "start", "stop"),
 _TYPES |= {"rate": "float32", "eps": "float32"}
 # Data types of tables in the loops.
 WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}
-
-
-@intrinsic
-def _prefetch(typing: Any, array: Any, index: Any) -> Any:  # pragma: no cover (runs in the compiler)
-    """Prefetches an element for writing."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        target = builder.bitcast(builder.gep(data, [args[1]]), pointer)
-        builder.call(function, [target, number(1), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return nb.types.void(array, index), generate
 
 
 _FLOAT, _HALF_FLOAT, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
@@ -185,19 +169,19 @@ def _train(
                     later = row_N[number + _AHEAD]
                     line, ahead = _ZERO, (later >> _HALF) * stride
                     while line < stride:
-                        _prefetch(weight, weights + ahead + line)  # type: ignore[call-arg]
+                        prefetch(weight, weights + ahead + line)
                         if rule >= ADAM:
-                            _prefetch(state, states + ahead + line)
+                            prefetch(state, states + ahead + line)
                         if rule == ADAM:
-                            _prefetch(second, seconds + ahead + line)
+                            prefetch(second, seconds + ahead + line)
                         line += _LINE
                     if rule == ROWWISE_ADAGRAD:
-                        _prefetch(state, states + (later >> _HALF))  # type: ignore[call-arg]
+                        prefetch(state, states + (later >> _HALF))
                     if rule == PARTIAL_ROWWISE_ADAM:
-                        _prefetch(second, seconds + (later >> _HALF))  # type: ignore[call-arg]
+                        prefetch(second, seconds + (later >> _HALF))
                     line = stride if weighted else _ZERO
                     while line < stride:
-                        _prefetch(grad, (later & _LOW) + line)  # type: ignore[call-arg]
+                        prefetch(grad, (later & _LOW) + line)
                         line += _LINE
                 position = row_N[number] & _LOW
                 if weighted:
