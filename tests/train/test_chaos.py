@@ -77,7 +77,7 @@ def config(address: str, rows: int, storage: Path, log: Path) -> dict[str, Any]:
     options = f"?endpoint_override={address}&scheme=http&region=us-east-1"
     schema: Any = SPEC.schema_dict()
     schema["sparse"].append({"name": "row", "mapping": {"kind": "identity"}})
-    schema["sparse"][1]["mapping"] = {"kind": "dynamic"}
+    schema["sparse"][1]["mapping"] = {"kind": "dynamic", "evict": "lfu", "admit": {"min_count": 1}}
     sizes = {**SPEC.ids, "row": rows, DYNAMIC: 2048}  # in which no bucket is ever full
     arch = {"dense_arch": [16, 8], "over_arch": [16, 1]}
     return {
