@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
-from tests.train.small import raw_config
+from rayrec.train.errors import is_lost_peer
+from tests.train.small import fit_job, raw_config
 
 
 class Noted(nn.Module):
@@ -146,3 +148,14 @@ def consumed(log: Path) -> list[list[int]]:
         last = max(map(max, ranks))
         kept[first:] = [[row for rank in ranks for row in rank.get(step, [])] for step in range(first, last + 1)]
     return kept
+
+
+def train_noted(job: Any, group: dist.ProcessGroup, log: str, dies: dict[int, int]) -> str:
+    """Train on one rank with `Noted`; says whether it got to the end, or heard of the planned death of another rank."""
+    try:
+        fit_job(replace(job, factory=partial(Noted, log, dies)), group)
+    except Exception as error:
+        if dies and is_lost_peer(error):
+            return "lost a rank"
+        raise
+    return "trained"

@@ -18,9 +18,8 @@ import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
-from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
-from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
+from tests.train.row_log import Noted, assert_every_row_once, noted, train_noted, with_row_ids
 from tests.train.small import fit_job, make_job, table, write
 
 
@@ -67,13 +66,7 @@ def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log:
     """Train; says whether this rank got to the end, or heard of another rank's."""
     job = make_job(raw)
     manifest = Manifest.read(raw["data"]["train"], job.config.data_schema, window_rows=window_rows)
-    try:
-        fit_job(replace(job, train=manifest, factory=partial(Noted, log, dies)), group)
-    except Exception as error:
-        if dies and is_lost_peer(error):
-            return "lost a rank"
-        raise
-    return "trained"
+    return train_noted(replace(job, train=manifest), group, log, dies)
 
 
 def launch_on_ranks(world: int, *arguments: Any, how: Any = launch) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from rayrec import cli
 from rayrec.data import DataError, DataSet, Follower
 from rayrec.storage import open_folder
 from rayrec.train import Display, Interrupted, Result, RunFolder, Trainer, parse_config
-from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
 from tests.train import small
-from tests.train.row_log import Noted, noted, with_row_ids
-from tests.train.small import fit_job, make_job
+from tests.train.row_log import Noted, noted, train_noted, with_row_ids
+from tests.train.small import make_job
 from tests.train.test_exactly_once import committed
 
 FILE_ROWS = 40
@@ -250,13 +248,7 @@ def test_a_followed_log_is_joined_with_late_labels(tmp_path: Path) -> None:
 
 
 def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> str:
-    try:
-        fit_job(replace(make_job(raw), factory=partial(Noted, log, dies)), group)
-    except Exception as error:
-        if dies and is_lost_peer(error):
-            return "lost a rank"
-        raise
-    return "trained"
+    return train_noted(make_job(raw), group, log, dies)
 
 
 @pytest.mark.long

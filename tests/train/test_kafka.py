@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,10 @@ import torch.distributed as dist
 
 from rayrec.data import DataError, DataUnavailable, Follower, KafkaTopic
 from rayrec.train import parse_config
-from rayrec.train.errors import is_lost_peer
 from tests.ranks import RankError, on_ranks
 from tests.train import small
-from tests.train.row_log import Noted, noted
-from tests.train.small import fit_job, make_job
+from tests.train.row_log import noted, train_noted
+from tests.train.small import make_job
 from tests.train.test_exactly_once import committed
 from tests.train.test_follow import config, fit, follower, records, rows_of, write
 
@@ -126,14 +124,8 @@ def test_arrow_messages_hold_many_rows_and_a_bad_message_is_named(tmp_path: Path
 
 def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> str:
     past = {**raw, "data": {**raw["data"], "train": raw["data"]["eval"], "follow": None}}
-    job = replace(make_job(past), config=parse_config(raw), factory=partial(Noted, log, dies))
-    try:
-        fit_job(job, group)
-    except Exception as error:
-        if dies and is_lost_peer(error):
-            return "lost a rank"
-        raise
-    return "trained"
+    job = replace(make_job(past), config=parse_config(raw))
+    return train_noted(job, group, log, dies)
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from rayrec.cli import run
 from rayrec.data import DataSet, Manifest, in_time_order
 from rayrec.storage.retries import Patience
 from rayrec.train import Display, Trainer, parse_config
-from rayrec.train.errors import is_lost_peer
 from tests.train import small
-from tests.train.row_log import Noted, noted, with_row_ids
+from tests.train.row_log import noted, train_noted, with_row_ids
 from tests.train.test_exactly_once import committed, launch_on_ranks
 from tests.train.test_progressive import fit
 
@@ -113,13 +111,7 @@ def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[i
     assert isinstance(data.train, DataSet) and data.windows is not None and schema.timestamp is not None
     manifest, periods = in_time_order(Manifest.of(data.train, schema), schema.timestamp, data.windows, Patience(0, 0))
     windows = {"periods": periods, "period_rows": manifest.rows_by(periods.column)}
-    try:
-        small.fit_job(replace(job, train=manifest, eval=manifest, factory=partial(Noted, log, dies), **windows), group)
-    except Exception as error:
-        if dies and is_lost_peer(error):
-            return "lost a rank"
-        raise
-    return "trained"
+    return train_noted(replace(job, train=manifest, eval=manifest, **windows), group, log, dies)
 
 
 @pytest.mark.long
